@@ -53,7 +53,7 @@ def field_refusal(name: str, dialect: str) -> str:
 
 
 def with_fields(
-    fields: Mapping[str, Any], extra: Mapping[str, Any], place: Place
+    fields: Mapping[str, object], extra: Mapping[str, object], place: Place
 ) -> dict[str, Any]:
     """`extra_body` with the fields beside it. `null` says nothing. Raises `InvalidField` where the
     two contradict each other.

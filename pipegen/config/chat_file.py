@@ -153,7 +153,7 @@ def read_chat(path: str | os.PathLike[str]) -> ChatConfig:
     return chat_from(values, place)
 
 
-def chat_from(values: Any, place: Place | None = None) -> ChatConfig:
+def chat_from(values: object, place: Place | None = None) -> ChatConfig:
     """The chat of plain data, as a file holds it.
 
     >>> chat = chat_from({"backend": {"type": "sglang", "model": "m", "max_tokens": 5}})
@@ -179,7 +179,7 @@ def chat_from(values: Any, place: Place | None = None) -> ChatConfig:
     return ChatConfig(agents=agents, ui=_ui(entries.get("ui") or {}, place.at("ui")))
 
 
-def _agents(values: Any, place: Place) -> tuple[Agent, ...]:
+def _agents(values: object, place: Place) -> tuple[Agent, ...]:
     if not isinstance(values, (list, tuple)) or not values:
         raise InvalidField(f"{place}: takes a list of at least one agent")
     agents = [_agent(entry, place.at(position)) for position, entry in enumerate(values)]
@@ -206,13 +206,13 @@ def _agents(values: Any, place: Place) -> tuple[Agent, ...]:
     return tuple(agents)
 
 
-def _agent(values: Any, place: Place) -> Agent:
+def _agent(values: object, place: Place) -> Agent:
     entries = _mapping(values, place, ("id", "backend", "system_message"))
     backend = backend_from(entries.get("backend"), place.at("backend"))
     return _record(Agent, {"id": backend.type, **without_none(entries), "backend": backend}, place)
 
 
-def _ui(values: Any, place: Place) -> ChatUi:
+def _ui(values: object, place: Place) -> ChatUi:
     entries = dict(_mapping(values, place, ("display_type", "type", "logging_enabled")))
     if "type" in entries:  # a name that many files of the original system use for it
         if "display_type" in entries:
@@ -223,7 +223,7 @@ def _ui(values: Any, place: Place) -> ChatUi:
     return _record(ChatUi, without_none(entries), place)
 
 
-def _record(kind: type[R], entries: Mapping[str, Any], place: Place) -> R:
+def _record(kind: type[R], entries: Mapping[str, object], place: Place) -> R:
     checks = checks_of(kind)
     for name, value in entries.items():
         if name in checks:
@@ -241,7 +241,7 @@ def _record(kind: type[R], entries: Mapping[str, Any], place: Place) -> R:
     return kind(**entries)
 
 
-def _mapping(values: Any, place: Place, keys: Iterable[str]) -> Mapping[str, Any]:
+def _mapping(values: object, place: Place, keys: Iterable[str]) -> Mapping[str, Any]:
     if not isinstance(values, Mapping):
         raise InvalidField(
             f"{place}: takes a mapping with {', '.join(keys)}, not {type(values).__name__}"

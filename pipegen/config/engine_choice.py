@@ -130,7 +130,7 @@ class BackendConfig(FallbackSettings):
         return route_with(self.backend, settings)
 
 
-def backend_from(values: Any, place: Place) -> BackendConfig:
+def backend_from(values: object, place: Place) -> BackendConfig:
     """The backend of plain data. Raises `InvalidField` and `UnknownField` with the place and what
     the key takes, or the nearest key.
     """
@@ -199,7 +199,7 @@ def backend_from(values: Any, place: Place) -> BackendConfig:
         raise InvalidField(f"{place.at(name)}: {reason}") from None
 
 
-def _backend_of(kind: str, entries: Mapping[str, Any]) -> str:
+def _backend_of(kind: str, entries: Mapping[str, object]) -> str:
     return (
         kind
         if kind in BACKENDS and not (kind == "vllm" and "base_url" in entries)
@@ -238,7 +238,11 @@ def _checked(name: str, value: Any, check: Any, place: Place, more: str = "") ->
 
 
 def _unknown(
-    name: str, kind: str, dialect: str | None, keys: Mapping[str, Any], beside: Mapping[str, Any]
+    name: str,
+    kind: str,
+    dialect: str | None,
+    keys: Mapping[str, object],
+    beside: Mapping[str, object],
 ) -> str:
     """Why a key is not taken; empty for a field that a chat server is passed as it is."""
     if name in KEYS and kind == "vllm":

@@ -85,7 +85,7 @@ def read_options(path: str | os.PathLike[str]) -> GenerationOptions:
 
 
 def options_beside(
-    entries: Mapping[str, Any], extra: Mapping[str, Any], place: Place, dialect: str | None
+    entries: Mapping[str, object], extra: Mapping[str, object], place: Place, dialect: str | None
 ) -> tuple[GenerationOptions, dict[str, Any]]:
     """The options under pipegen's names, and what is left of `extra_body`.
 
@@ -129,7 +129,7 @@ def options_beside(
     return options, dict(extra)
 
 
-def _renamed(entries: Mapping[str, Any], place: Place) -> Mapping[str, Any]:
+def _renamed(entries: Mapping[str, object], place: Place) -> Mapping[str, Any]:
     values: dict[str, Any] = {}
     for key, value in entries.items():
         name = SERVER_NAMES.get(key, key)
@@ -140,7 +140,7 @@ def _renamed(entries: Mapping[str, Any], place: Place) -> Mapping[str, Any]:
 
 
 def _lifted(
-    options: GenerationOptions, extra: Mapping[str, Any], place: Place, dialect: str
+    options: GenerationOptions, extra: Mapping[str, object], place: Place, dialect: str
 ) -> tuple[GenerationOptions, dict[str, Any]]:
     """What `extra_body` says of options moves there, but for names by which pipegen would not send
     them.
@@ -173,7 +173,7 @@ def _lifted(
     return options, left
 
 
-def _with(options: GenerationOptions, name: str, value: Any, place: Place) -> GenerationOptions:
+def _with(options: GenerationOptions, name: str, value: object, place: Place) -> GenerationOptions:
     """The options with one more, which must not contradict what they say of it."""
     more = options_from({name: value}, str(place))
     before, now = flat_values(options)[name], flat_values(more)[name]
@@ -182,7 +182,7 @@ def _with(options: GenerationOptions, name: str, value: Any, place: Place) -> Ge
     return merge(more, options) or more
 
 
-def _thinking(variables: Any, place: Place) -> bool | None:
+def _thinking(variables: object, place: Place) -> bool | None:
     """What a template's variables say of thinking."""
     value = variables.get("enable_thinking") if isinstance(variables, Mapping) else None
     if value is not None and type(value) is not bool:

@@ -23,7 +23,7 @@ from pipegen.core.errors import GenerationError
 from pipegen.engines.settings import FallbackSettings
 from pipegen.records.codec import declared, without_null
 from pipegen.records.engine_list import BACKENDS, DIALECTS, TYPES
-from pipegen.records.fields import checks_of, help_of, schema_of
+from pipegen.records.fields import JsonSchema, checks_of, help_of, schema_of
 from pipegen.records.option_table import SERVER_NAMES
 from pipegen.records.options import GROUPS, GenerationOptions, StopOptions
 from pipegen.records.results import Finish, GenerationResult, TokenLogprob
@@ -53,7 +53,7 @@ _TAKES_OVER: Mapping[str, Any] = {
 _ANY: Mapping[str, Any] = {"type": ["array", "boolean", "number", "object", "string", "null"]}
 
 
-def schema() -> dict[str, Any]:
+def schema() -> JsonSchema:
     """The schema of a chat file (draft 7, which editors know)."""
     agent = {
         "id": _optional(_described({"type": "string", "minLength": 1}, help_of(Agent)["id"])),
@@ -94,7 +94,7 @@ def schema() -> dict[str, Any]:
     }
 
 
-def lines_schema() -> dict[str, Any]:
+def lines_schema() -> JsonSchema:
     """The schema of the lines of results, by what a result declares."""
     return {
         "$schema": "http://json-schema.org/draft-07/schema#",
@@ -105,7 +105,7 @@ def lines_schema() -> dict[str, Any]:
     }
 
 
-def _of_record(kind: Any) -> dict[str, Any]:
+def _of_record(kind: object) -> JsonSchema:
     fields = [field for field in declared(kind) if field.key != "id"]  # which may be a number
     return {
         "type": "object",
@@ -117,7 +117,7 @@ def _of_record(kind: Any) -> dict[str, Any]:
     }
 
 
-def _of_type(hint: Any) -> dict[str, Any]:
+def _of_type(hint: object) -> JsonSchema:
     args = get_args(hint)
     if NoneType in args:
         return {"anyOf": [_of_type(without_null(hint)), {"type": "null"}]}
@@ -130,7 +130,7 @@ def _of_type(hint: Any) -> dict[str, Any]:
     return {"enum": [*Finish]} if hint is Finish else {"type": _JSON[hint]} if hint in _JSON else {}
 
 
-_JSON: Mapping[Any, Any] = {
+_JSON: Mapping[object, object] = {
     str: "string",
     int: "integer",
     bool: "boolean",
@@ -140,7 +140,7 @@ _JSON: Mapping[Any, Any] = {
 """The types of JSON. A number that is not finite is text."""
 
 
-def _backend() -> dict[str, Any]:
+def _backend() -> JsonSchema:
     """Which keys each type takes."""
     served = {
         "if": {"required": ["base_url"]},
@@ -166,7 +166,7 @@ def _backend() -> dict[str, Any]:
     }
 
 
-def _chat_server() -> dict[str, Any]:
+def _chat_server() -> JsonSchema:
     """The keys of a chat server: any other key is a field of its requests."""
     keys = _backend_keys("openai_server")
     refused = {*KEYS, *LEGACY, *never_passed_on(), "id", "system_message"} - keys.keys()
@@ -179,12 +179,12 @@ def _chat_server() -> dict[str, Any]:
     }
 
 
-def _of(kind: str, rule: Mapping[str, Any]) -> dict[str, Any]:
+def _of(kind: str, rule: Mapping[str, object]) -> JsonSchema:
     """A rule for the backends of a type."""
     return {"if": {"properties": {"type": {"const": kind}}, "required": ["type"]}, "then": rule}
 
 
-def _backend_keys(backend: str) -> dict[str, Any]:
+def _backend_keys(backend: str) -> JsonSchema:
     fields = {
         name: _optional(_described(schema_of(key.check), key.words))
         for name, key in keys_of(backend).items()
@@ -208,7 +208,7 @@ def _backend_keys(backend: str) -> dict[str, Any]:
     return {**_NAMED, **fields, **options}
 
 
-def _options() -> dict[str, Any]:
+def _options() -> JsonSchema:
     """The generation options: flat, in their groups, and by the names that servers have for
     them.
     """
@@ -226,7 +226,7 @@ def _options() -> dict[str, Any]:
     return flat | {alias: flat[name] for alias, name in SERVER_NAMES.items()}
 
 
-def _fields(kind: type[Any]) -> dict[str, Any]:
+def _fields(kind: type) -> JsonSchema:
     """The fields of a record that have a check with a schema."""
     help_texts, checks = help_of(kind), checks_of(kind)
     return {
@@ -236,15 +236,15 @@ def _fields(kind: type[Any]) -> dict[str, Any]:
     }
 
 
-def _object(properties: Mapping[str, Any]) -> dict[str, Any]:
+def _object(properties: Mapping[str, object]) -> JsonSchema:
     return {"type": "object", "properties": dict(properties), "additionalProperties": False}
 
 
-def _described(subschema: Mapping[str, Any], description: str) -> dict[str, Any]:
+def _described(subschema: Mapping[str, object], description: str) -> JsonSchema:
     return {**subschema, **({"description": description} if description else {})}
 
 
-def _optional(subschema: Mapping[str, Any]) -> dict[str, Any]:
+def _optional(subschema: Mapping[str, Any]) -> JsonSchema:
     """What is taken, or `null`, which says nothing."""
     if "enum" in subschema:
         return {**subschema, "enum": [*subschema["enum"], None]}

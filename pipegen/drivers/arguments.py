@@ -83,7 +83,7 @@ def with_option_words(function: Callable[P, T]) -> Callable[P, T]:
 
 
 def check_run(
-    route: Any, options: Any, image_policy: Any, policy: Any = None
+    route: object, options: object, image_policy: object, policy: object = None
 ) -> GenerationOptions | None:
     """The options of a run as a record. Raises `TypeError` unless these are what a driver takes
     besides the requests, and `InvalidField` for a bad option.
@@ -116,7 +116,7 @@ def check_settings(options: Any, image_policy: Any, policy: Any = None) -> Gener
     return options_from(options) if isinstance(options, Mapping) else options
 
 
-def require_iterable(requests: Any, *, asynchronous: bool = False) -> None:
+def require_iterable(requests: object, *, asynchronous: bool = False) -> None:
     """Raise `TypeError` for one request in the place of many, since a mapping or a string would be
     taken apart, and for what has no items.
     """
@@ -139,7 +139,7 @@ def require_iterable(requests: Any, *, asynchronous: bool = False) -> None:
         raise TypeError(f"requests are a list or another iterable, not {type(requests).__name__}")
 
 
-def pairs(requests: Any, *, asynchronous: bool = False) -> None:
+def pairs(requests: object, *, asynchronous: bool = False) -> None:
     """Raise `TypeError` for a mapping of requests, which is walked by its keys."""
     if isinstance(requests, Mapping):
         raise TypeError(
@@ -149,7 +149,7 @@ def pairs(requests: Any, *, asynchronous: bool = False) -> None:
     require_iterable(requests, asynchronous=asynchronous)
 
 
-def pair(item: Any) -> Any:
+def pair(item: object) -> Any:
     """The pair of a key and a request. Raises `TypeError` for anything else; two letters are no
     pair.
 
@@ -161,7 +161,7 @@ def pair(item: Any) -> Any:
     return item
 
 
-def slot_of_request(slot: Result[Any, Any]) -> Result[Any, Any]:
+def slot_of_request(slot: Result[object, object]) -> Result[Any, Any]:
     """The slot; `InvalidRequest` where it holds something else than a request, or an error that is
     none of pipegen's.
 

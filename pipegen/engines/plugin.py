@@ -55,7 +55,7 @@ def takes(function: Any, count: int) -> bool:
     return True
 
 
-def _check_takes_row(where: str, make: Any) -> None:
+def _check_takes_row(where: str, make: object) -> None:
     """Raise `InvalidField` for what cannot be called with a row, with the way out."""
     if make is None or takes(make, 1):
         return
@@ -73,7 +73,7 @@ def _check_takes_row(where: str, make: Any) -> None:
     raise InvalidField(f"{where} takes a function of a row that makes its hook; {advice}")
 
 
-def _capabilities(value: Any) -> Any:
+def _capabilities(value: object) -> object:
     if (
         isinstance(value, str)
         or not isinstance(value, Collection)

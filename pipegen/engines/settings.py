@@ -80,22 +80,22 @@ _ERRORS = tuple(
 )
 
 
-def _dtype(value: Any) -> Any:
+def _dtype(value: object) -> object:
     name = _DTYPE(value)
     return _DTYPES.get(name, name)
 
 
-def _address(value: Any) -> Any:
+def _address(value: object) -> object:
     return non_empty_string(value)
 
 
-def _key(value: Any) -> Any:
+def _key(value: object) -> object:
     if not isinstance(value, (str, Secret)):
         raise ValueError("a string")
     return value if isinstance(value, Secret) else Secret(value) if value else None
 
 
-def _headers(value: Any) -> Any:
+def _headers(value: object) -> object:
     if not isinstance(value, Mapping) or not all(
         isinstance(entry, (str, Secret)) for entry in value.values()
     ):
@@ -103,7 +103,7 @@ def _headers(value: Any) -> Any:
     return secretive({"headers": value})["headers"]
 
 
-def _error(value: Any) -> Any:
+def _error(value: object) -> object:
     name = value.__name__ if isinstance(value, type) else value
     if name not in _ERRORS:
         raise ValueError(
@@ -582,7 +582,7 @@ def changes_of(kind: type) -> Mapping[str, Changes | None]:
     }
 
 
-def that_change_answers(settings: Any) -> dict[str, Any]:
+def that_change_answers(settings: object) -> dict[str, Any]:
     """The settings whose values change the answers, where they are not the default, as plain data.
     Of a secret there is a digest.
 
@@ -629,7 +629,7 @@ def that_change_answers(settings: Any) -> dict[str, Any]:
     }
 
 
-def _without_secrets(value: Any) -> Any:
+def _without_secrets(value: object) -> Any:
     """The value as plain data in a fixed order, with a digest in the place of each secret."""
     if isinstance(value, Secret):
         from hashlib import blake2b  # importing pipegen loads no hashlib

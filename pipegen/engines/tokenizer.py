@@ -5,7 +5,7 @@ live with the engines.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 __all__ = ["Renderer", "Tokenizer"]
 
@@ -82,11 +82,11 @@ class Renderer(Protocol):
 
     def render(
         self,
-        messages: Sequence[Mapping[str, Any]],
+        messages: Sequence[Mapping[str, object]],
         *,
-        tools: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, object]],
         template: str | None,
-        variables: Mapping[str, Any],
+        variables: Mapping[str, object],
     ) -> str:
         """Call the template once. Whatever the template raises comes through."""
         ...

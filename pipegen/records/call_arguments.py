@@ -21,17 +21,18 @@ from pipegen.records import strict_json
 
 __all__ = ["arguments_read", "arguments_written", "unread_arguments", "without_unread"]
 
-Messages = Sequence[dict[str, Any]]
+Message = dict[str, Any]
+Messages = Sequence[Message]
 
 
-def arguments_read(messages: Messages) -> list[dict[str, Any]]:
+def arguments_read(messages: Messages) -> list[Message]:
     """The plain messages with arguments as mappings. Text that is no JSON object stays text, and
     null is no arguments.
     """
     return _changed(messages, _read)
 
 
-def arguments_written(messages: Messages) -> list[dict[str, Any]]:
+def arguments_written(messages: Messages) -> list[Message]:
     """The plain messages with arguments as JSON text. Raises `ValueError` or `TypeError` for what
     JSON has no form for.
     """
@@ -47,33 +48,33 @@ def unread_arguments(messages: Messages) -> str | None:
     return None
 
 
-def without_unread(messages: Messages) -> list[dict[str, Any]]:
+def without_unread(messages: Messages) -> list[Message]:
     """The messages with no arguments in the place of those that are text."""
     return _changed(messages, lambda value: {} if isinstance(value, str) else value)
 
 
-def _read(value: Any) -> Any:
+def _read(value: object) -> object:
     return {} if value is None else strict_json.loaded(value, dict)
 
 
-def _written(value: Any) -> str:
+def _written(value: object) -> str:
     if isinstance(value, str):
         return value
     return json.dumps({} if value is None else value, ensure_ascii=False, allow_nan=False)
 
 
-def _changed(messages: Messages, change: Callable[[Any], Any]) -> list[dict[str, Any]]:
+def _changed(messages: Messages, change: Callable[[object], object]) -> list[Message]:
     return [
         _with_arguments(message, change) if message["role"] == "assistant" else message
         for message in messages
     ]
 
 
-def _with_arguments(message: dict[str, Any], change: Callable[[Any], Any]) -> dict[str, Any]:
+def _with_arguments(message: Message, change: Callable[[object], object]) -> Message:
     if not any(_calls_of(message)):
         return message
 
-    def changed(call: Any) -> Any:
+    def changed(call: object) -> object:
         if not isinstance(call, dict):
             return call
         call = {**call, "arguments": change(call["arguments"])} if "arguments" in call else call
@@ -87,7 +88,7 @@ def _with_arguments(message: dict[str, Any], change: Callable[[Any], Any]) -> di
     return message if legacy is None else {**message, "function_call": changed(legacy)}
 
 
-def _calls_of(message: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+def _calls_of(message: Message) -> Iterator[tuple[str, Message]]:
     """What has arguments in an assistant's message, with its place."""
     calls = message.get("tool_calls")
     places = [

@@ -55,14 +55,14 @@ class Declared(NamedTuple):
     hint: Any
     """Its type, without None."""
     row: FieldRow
-    default: Any
+    default: object
     """`dataclasses.MISSING` where it has none."""
     nullable: bool
     """Whether it may be None."""
 
 
 @functools.cache
-def declared(kind: Any) -> tuple[Declared, ...]:
+def declared(kind: type) -> tuple[Declared, ...]:
     """The fields of a record that are written, in order."""
     hints, extras = get_type_hints(kind), metadata_of(kind)
     fields = [
@@ -81,7 +81,7 @@ def declared(kind: Any) -> tuple[Declared, ...]:
     return tuple(fields)
 
 
-def without_null(hint: Any) -> Any:
+def without_null(hint: object) -> Any:
     """A type without None; `object` for several types.
 
     >>> without_null(tuple[int, ...] | None), without_null(str | int | None)
@@ -93,13 +93,13 @@ def without_null(hint: Any) -> Any:
     return kinds[0] if len(kinds) == 1 else object
 
 
-def item_of(hint: Any) -> Any:
+def item_of(hint: object) -> Any:
     """What a tuple of any length holds, without None; None for other types."""
     args = get_args(hint)
     return without_null(args[0]) if get_origin(hint) is tuple and args[-1] is ... else None
 
 
-def is_plain(hint: Any) -> bool:
+def is_plain(hint: object) -> bool:
     """Whether JSON has the values of a type: words, numbers, and lists of these.
 
     >>> is_plain(tuple[int | None, ...]), is_plain(Literal["a"]), is_plain(ImageSource)
@@ -111,7 +111,7 @@ def is_plain(hint: Any) -> bool:
     return bool(inner) or hint in (str, int, bool, float, object)
 
 
-def encode(record: Any, *, brief: bool = False) -> dict[str, Any]:
+def encode(record: object, *, brief: bool = False) -> dict[str, Any]:
     """A record as JSON data; `decode` reads it. `brief` keeps what people read."""
     kind: Any = type(record)
     fields, values_of, omitted = _writes(kind, brief)
@@ -127,7 +127,7 @@ def encode(record: Any, *, brief: bool = False) -> dict[str, Any]:
 
 
 @functools.cache
-def _writes(kind: Any, brief: bool) -> tuple[Any, Any, Any]:
+def _writes(kind: object, brief: bool) -> tuple[Any, Any, Any]:
     """What `encode` goes by: of each field its key, the types that are written as they are, and what
     writes the others; what gets the values; and the keys that are left out where they are empty.
     """
@@ -156,7 +156,7 @@ def _writes(kind: Any, brief: bool) -> tuple[Any, Any, Any]:
     )
 
 
-def _writer(hint: Any, brief: bool) -> Callable[[Any], Any]:
+def _writer(hint: object, brief: bool) -> Read:
     """Writes a value that is none of `_SURE`."""
     item, form = item_of(hint), _form_of(hint)
     if form is None and dataclasses.is_dataclass(hint):
@@ -168,7 +168,7 @@ def _writer(hint: Any, brief: bool) -> Callable[[Any], Any]:
     return form[0] if form else strict_json.plain
 
 
-def decode(values: Mapping[str, Any], kind: type[T], **others: Any) -> T:
+def decode(values: Mapping[str, object], kind: type[T], **others: object) -> T:
     """The record that `encode` was given. Fields that are not written come from `others`, or have
     their default.
 
@@ -196,7 +196,7 @@ def _unwritten(kind: Any) -> frozenset[str]:
 
 
 @functools.cache
-def _decoder(kind: Any) -> tuple[list[Declared], Callable[..., Any]]:
+def _decoder(kind: object) -> tuple[list[Declared], Callable[..., Any]]:
     """The fields without a default, and the function that makes the record of the entries of a
     line. It has no loop, as `_init_of` in `fields` has none: there is such a record for each token.
     """
@@ -221,19 +221,19 @@ def _decoder(kind: Any) -> tuple[list[Declared], Callable[..., Any]]:
     return needed, space["made"]
 
 
-def _refused(kind: Any, key: str, refusal: Exception) -> Exception:
+def _refused(kind: object, key: str, refusal: Exception) -> Exception:
     """The error for an entry that does not have the form of its field."""
     if isinstance(refusal, InvalidField) or not word_of(kind):
         return refusal
     return InvalidField(f"{key} does not have the form of a {word_of(kind)}'s: {refusal}")
 
 
-def word_of(kind: Any) -> str:
+def word_of(kind: object) -> str:
     """What messages call a record that lines are of; empty for others."""
     return getattr(kind, "_word", "")
 
 
-def _reader(hint: Any) -> Any:
+def _reader(hint: object) -> Read | None:
     """Reads a value; None where it is as it stands."""
     item, form = item_of(hint), _form_of(hint)
     if form is None and isinstance(hint, type) and dataclasses.is_dataclass(hint):
@@ -269,14 +269,14 @@ def error_to_plain(error: GenerationError) -> dict[str, Any]:
     }
 
 
-_ERRORS: Mapping[Any, Any] = {
+_ERRORS: Mapping[str, Any] = {
     kind.__name__: kind
     for kind in (getattr(errors, name) for name in errors.__all__)
     if issubclass(kind, GenerationError)
 }
 
 
-def error_from(values: Any) -> GenerationError:
+def error_from(values: object) -> GenerationError:
     """The error that `error_to_plain` was given. Raises `InvalidField` for an unknown type or
     field.
     """
@@ -308,7 +308,7 @@ def image_to_plain(source: ImageSource) -> Any:
     return _as_text(source)
 
 
-def _source_from(value: Any) -> ImageSource:
+def _source_from(value: object) -> ImageSource:
     if isinstance(value, Mapping):
         return VideoSource.of(value.get("video", value))
     return ImageSource.of(value)
@@ -345,8 +345,9 @@ def _options_of(data: bytes) -> GenerationOptions:
     return options_from(marshal.loads(data))  # noqa: S302 - which this process wrote
 
 
-Form = tuple[Callable[[Any], Any], Callable[[Any], Any]]
-_FORMS: Mapping[Any, Form] = {
+Read = Callable[[Any], object]
+Form = tuple[Read, Read]
+_FORMS: Mapping[object, Form] = {
     float: (strict_json.finite, float),
     Mapping: (strict_json.plain, freeze),
     tuple[tuple[int, float], ...]: (
@@ -364,7 +365,7 @@ _FORMS: Mapping[Any, Form] = {
 """How values of these types are written, and read."""
 
 
-def _form_of(hint: Any) -> Form | None:
+def _form_of(hint: object) -> Form | None:
     """How values of a type are written and read that has a form of its own."""
     if isinstance(hint, type) and issubclass(hint, Enum):
         return operator.attrgetter("value"), hint

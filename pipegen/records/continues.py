@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 from zlib import crc32
 
 from pipegen.records.fields import (
@@ -33,14 +33,14 @@ History = Literal["kept", "template"]
 _answer_ids = token_ids  # a field has this name
 
 
-def _prompt_ids(value: Any) -> Any:
+def _prompt_ids(value: object) -> object:
     ids = token_ids(value)
     if not ids:
         raise ValueError("at least one token id")
     return ids
 
 
-def _places(value: Any) -> Any:
+def _places(value: object) -> object:
     """Pairs of whole numbers, in order; JSON has lists for them."""
     pairs = [token_ids(pair) for pair in value] if isinstance(value, (list, tuple)) else [()]
     flat = [end for pair in pairs for end in pair]
@@ -49,7 +49,7 @@ def _places(value: Any) -> Any:
     return tuple(pairs)
 
 
-def _numbers(value: Any) -> Any:
+def _numbers(value: object) -> object:
     if not isinstance(value, (list, tuple)):
         raise ValueError("a list of numbers")
     return tuple(map(float, value))
@@ -134,7 +134,7 @@ def text_crc32(text: str) -> int:
     return crc32(text.encode("utf-8", "surrogatepass"))
 
 
-def continues_from(value: Any) -> Any:
+def continues_from(value: object) -> Continues:
     """The record of plain data; the check of a request's field."""
     if isinstance(value, Continues):
         return value

@@ -32,6 +32,7 @@ from typing import (
     Annotated,
     Any,
     NamedTuple,
+    TypeAlias,
     TypeVar,
     dataclass_transform,
     get_origin,
@@ -43,7 +44,7 @@ from pipegen.core.names import InvalidField, nearest
 from pipegen.records.frozen import exact, freeze, plain_list, plain_number, printed
 
 __all__ = [
-    "BRIEF", "UNWRITTEN", "Check", "FieldRow", "InvalidField", "UnknownField", "unchecked_replace", "boolean",
+    "BRIEF", "UNWRITTEN", "Check", "FieldRow", "InvalidField", "JsonSchema", "UnknownField", "unchecked_replace", "boolean",
     "checks_of", "help_of", "instance", "integer", "mapping", "metadata_of", "names_of", "nearest",
     "non_empty_string", "number", "one_of", "path", "record", "schema_of", "string",
     "taken_instead", "token_ids", "tuple_of", "with_schema",
@@ -51,7 +52,12 @@ __all__ = [
 
 C = TypeVar("C")
 T = TypeVar("T")
-Check = Callable[[Any], Any]
+Check = Callable[[Any], object]
+CheckT = TypeVar("CheckT", bound=Check)
+
+
+JsonSchema: TypeAlias = dict[str, Any]
+"""A JSON Schema: nested plain data."""
 
 
 class FieldRow(NamedTuple):
@@ -79,7 +85,7 @@ class FieldRow(NamedTuple):
 BRIEF, UNWRITTEN = FieldRow(brief=True), FieldRow(written=False)
 
 
-def with_schema(check: Check, schema: Mapping[str, Any]) -> Check:
+def with_schema(check: CheckT, schema: Mapping[str, object]) -> CheckT:
     """The check with the JSON Schema of its values attached.
 
     >>> schema_of(with_schema(lambda value: value, {"type": "null"}))
@@ -89,7 +95,7 @@ def with_schema(check: Check, schema: Mapping[str, Any]) -> Check:
     return check
 
 
-def schema_of(check: Check) -> dict[str, Any]:
+def schema_of(check: Check) -> JsonSchema:
     """The JSON Schema of what a check takes; empty (anything) if it has none.
 
     >>> schema_of(integer(low=1))
@@ -98,7 +104,7 @@ def schema_of(check: Check) -> dict[str, Any]:
     return dict(getattr(check, "schema", {}))
 
 
-def integer(low: int | None = None, high: int | None = None) -> Check:
+def integer(low: int | None = None, high: int | None = None) -> Callable[[object], int]:
     """A whole number within bounds, of numpy or torch too; not a bool."""
     expected = (
         "a whole number"
@@ -106,7 +112,7 @@ def integer(low: int | None = None, high: int | None = None) -> Check:
         + (f" and at most {high}" if high is not None else "")
     )
 
-    def check(value: Any) -> Any:
+    def check(value: object) -> int:
         value = plain_number(value)
         if (
             type(value) is not int
@@ -119,14 +125,16 @@ def integer(low: int | None = None, high: int | None = None) -> Check:
     return with_schema(check, {"type": "integer", "minimum": low, "maximum": high})
 
 
-def number(low: float = -math.inf, high: float = math.inf, *, above: float = -math.inf) -> Check:
+def number(
+    low: float = -math.inf, high: float = math.inf, *, above: float = -math.inf
+) -> Callable[[object], float]:
     """A finite number with `low <= value <= high` and `value > above`, as a float; not a bool.
     Numbers of numpy and torch are numbers.
     """
     bound = f"above {above:g}" if above > -math.inf else f"of at least {low:g}"
     expected = f"a number {bound}" + (f" and at most {high:g}" if high < math.inf else "")
 
-    def check(value: Any) -> Any:
+    def check(value: Any) -> float:
         value = plain_number(value)
         if type(value) not in (int, float) or not (
             low <= value <= high and above < value and abs(value) <= sys.float_info.max
@@ -146,7 +154,7 @@ def number(low: float = -math.inf, high: float = math.inf, *, above: float = -ma
     )
 
 
-def boolean(value: Any) -> Any:
+def boolean(value: object) -> bool:
     """True or False, also as numpy and torch have them; nothing else."""
     value = plain_number(value)
     if type(value) is not bool:
@@ -154,7 +162,7 @@ def boolean(value: Any) -> Any:
     return value
 
 
-def string(value: Any) -> Any:
+def string(value: object) -> str:
     """A string."""
     if not isinstance(value, str):
         raise ValueError("a string")
@@ -164,7 +172,7 @@ def string(value: Any) -> Any:
 def instance(kind: type) -> Check:
     """A check for values of this type."""
 
-    def check(value: Any) -> Any:
+    def check(value: object) -> object:
         if not isinstance(value, kind):
             raise ValueError(f"a {kind.__name__}")
         return value
@@ -172,17 +180,17 @@ def instance(kind: type) -> Check:
     return check
 
 
-def non_empty_string(value: Any) -> Any:
+def non_empty_string(value: object) -> str:
     """A string that is not empty."""
     if not isinstance(value, str) or not value:
         raise ValueError("a string that is not empty")
-    return exact(value)
+    return str(exact(value))
 
 
-def one_of(*choices: str) -> Check:
+def one_of(*choices: str) -> Callable[[object], str]:
     """One of these words, in any case; the result is in lower case."""
 
-    def check(value: Any) -> Any:
+    def check(value: object) -> str:
         if isinstance(value, str) and value.lower() in choices:
             return value.lower()
         raise ValueError(
@@ -194,20 +202,20 @@ def one_of(*choices: str) -> Check:
     return with_schema(check, {"enum": list(choices)})
 
 
-def path(value: Any) -> Any:
+def path(value: object) -> str:
     """A path or a name, as a string that is not empty; `os.PathLike` is converted."""
     result = os.fspath(value) if isinstance(value, os.PathLike) else value
     if not isinstance(result, str) or not result:
         raise ValueError("a path or a name")
-    return exact(result)
+    return str(exact(result))
 
 
-def tuple_of(item: Check) -> Check:
+def tuple_of(item: Callable[[Any], T]) -> Callable[[object], tuple[T, ...]]:
     """A tuple or list whose items all pass `item`; not a string. So is an array with one dimension.
     The error names the position of a bad item.
     """
 
-    def check(value: Any) -> Any:
+    def check(value: object) -> tuple[T, ...]:
         value = plain_list(value)
         if not isinstance(value, (tuple, list)):
             raise ValueError("a tuple or a list")
@@ -225,7 +233,7 @@ def tuple_of(item: Check) -> Check:
 _ids = tuple_of(integer(low=0))
 
 
-def token_ids(value: Any) -> Any:
+def token_ids(value: object) -> tuple[int, ...]:
     """Token ids. Fast where all is well: a prompt may have a hundred thousand."""
     value = plain_list(value)
     if (
@@ -241,7 +249,7 @@ def token_ids(value: Any) -> Any:
 with_schema(token_ids, schema_of(_ids))
 
 
-def mapping(value: Any) -> Any:
+def mapping(value: object) -> Any:
     """A mapping of plain data, deeply frozen."""
     if not isinstance(value, Mapping):
         raise ValueError("a mapping")
@@ -262,7 +270,7 @@ class UnknownField(InvalidField, TypeError):
 
 
 @functools.cache
-def metadata_of(cls: type) -> Mapping[str, tuple[Any, ...]]:
+def metadata_of(cls: type) -> Mapping[str, tuple[object, ...]]:
     """What the annotation of each field holds beside its type: the check, the help, and what other
     readers of the record look for.
     """
@@ -282,7 +290,7 @@ def help_of(cls: type) -> Mapping[str, str]:
 
 
 @functools.cache
-def _checks(cls: type) -> tuple[tuple[str, Any, Check], ...]:
+def _checks(cls: type) -> tuple[tuple[str, object, Check], ...]:
     extras = metadata_of(cls)
     return tuple(
         (f.name, f.default, check)
@@ -305,7 +313,7 @@ def taken_instead(refusal: ValueError, shown: str) -> str:
     return f"takes {expected}, not {shown}{also}{near}"
 
 
-def _checked(self: Any, name: str, value: Any, check: Check) -> Any:
+def _checked(self: object, name: str, value: object, check: Check) -> object:
     try:
         return check(value)
     except InvalidField:  # of a nested record, with its own message
@@ -328,7 +336,7 @@ def _init_of(kind: Any, plain_init: Callable[..., None]) -> Callable[..., None]:
     names = [f.name for f in given_fields]
     hint: Callable[[str], str] = getattr(kind, "_hint_for", lambda name: nearest(name, names))
 
-    def refuse(self: Any, values: dict[str, Any], unknown: dict[str, Any]) -> None:
+    def refuse(self: object, values: dict[str, object], unknown: dict[str, object]) -> None:
         for name in unknown:
             raise UnknownField(f"{type(self).__name__} has no field {name!r}{hint(name)}")
         given = {name: value for name, value in values.items() if value is not dataclasses.MISSING}
@@ -378,7 +386,7 @@ def record(cls: type[C]) -> type[C]:
     plain_init = result.__init__
 
     @functools.wraps(plain_init)
-    def init(self: Any, /, *args: Any, **values: Any) -> None:
+    def init(self: object, /, *args: object, **values: object) -> None:
         """At the first one: what its annotations name is there by then."""
         result.__init__ = _init_of(result, plain_init)
         result.__init__(self, *args, **values)
@@ -387,7 +395,7 @@ def record(cls: type[C]) -> type[C]:
     return result  # type: ignore[no-any-return]
 
 
-def unchecked_replace(original: C, **values: Any) -> C:
+def unchecked_replace(original: C, **values: object) -> C:
     """`dataclasses.replace` for values that other records have checked already: nothing is checked
     again. It may set a field that has `init=False`. Raises `TypeError` for a field that the record
     does not have.

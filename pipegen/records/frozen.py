@@ -79,7 +79,7 @@ NOTHING = FrozenMapping()
 """No entries. The same object for all, which is fast to compare."""
 
 
-def freeze(value: Any) -> Any:
+def freeze(value: object) -> Any:
     """Plain data (mappings, lists, tuples, strings, bytes, numbers, booleans, None) made deeply
     immutable. Nesting and size are limited.
 
@@ -89,7 +89,7 @@ def freeze(value: Any) -> Any:
     return _frozen(value, 1, count())
 
 
-def thaw(value: Any, leaf: Callable[[Any], Any] = lambda value: value) -> Any:
+def thaw(value: object, leaf: Callable[[Any], Any] = lambda value: value) -> Any:
     """Frozen plain data as dicts and lists, with `leaf` applied to whatever is neither, nor text, a
     whole number, true, false or null.
 
@@ -134,7 +134,7 @@ _PLAIN: tuple[tuple[type, Callable[[Any], Any]], ...] = (
 )
 
 
-def exact(value: Any) -> Any:
+def exact(value: object) -> Any:
     """A string, bytes or a number of a subclass as one of the plain type: a subclass may compare,
     hash or print as it likes. Anything else as it is.
 
@@ -149,7 +149,7 @@ def exact(value: Any) -> Any:
     return next((plain(value) for kind, plain in _PLAIN if isinstance(value, kind)), value)
 
 
-def plain_number(value: Any) -> Any:
+def plain_number(value: object) -> Any:
     """A number of numpy, torch and the like as Python's own. Anything else stays as it is.
 
     An array without dimensions is a number. One with dimensions is none, even of one value.
@@ -171,7 +171,7 @@ def plain_number(value: Any) -> Any:
     return number if type(number) in (int, float, bool) else value
 
 
-def plain_list(value: Any) -> Any:
+def plain_list(value: object) -> Any:
     """An array or a series with one dimension as a list. Anything else stays as it is."""
     if isinstance(value, (list, tuple, str)) or getattr(value, "ndim", None) != 1:
         return value
@@ -179,7 +179,7 @@ def plain_list(value: Any) -> Any:
     return entries() if callable(entries) else value
 
 
-def _frozen(value: Any, depth: int, seen: Iterator[int]) -> Any:
+def _frozen(value: object, depth: int, seen: Iterator[int]) -> Any:
     if type(value) in _SURE:
         return value
     if isinstance(value, (str, bytes, int, float)):
@@ -215,7 +215,7 @@ def _few(entries: Iterable[T], seen: Iterator[int]) -> Iterator[T]:
         yield entry
 
 
-def _key(key: Any) -> str:
+def _key(key: object) -> str:
     if type(key) is str:
         return key
     if not isinstance(key, str):
@@ -228,7 +228,7 @@ class _Printer(reprlib.Repr):
     printed as its class.
     """
 
-    def repr_instance(self, x: Any, level: int) -> str:
+    def repr_instance(self, x: object, level: int) -> str:
         return _shown_by(repr, x)
 
     def repr_dict(self, x: Mapping[Any, Any], level: int) -> str:

@@ -100,7 +100,7 @@ class ImageSource:
         return () if self.data is None else (self.data,)
 
     @classmethod
-    def of(cls, value: Any, where: str = "image") -> ImageSource:
+    def of(cls, value: object, where: str = "image") -> ImageSource:
         """A source from a path, a URL, bytes, a `BytesIO`, a PIL image, a source, or `{"bytes",
         "path"}`, as data sets store images. The bytes count where both are set.
 
@@ -123,7 +123,7 @@ class ImageSource:
         )
 
     @classmethod
-    def _of_file(cls, value: Any, where: str) -> Self | None:
+    def _of_file(cls, value: object, where: str) -> Self | None:
         """The source of a file; None for what names none."""
         if type(value) is cls:
             return value
@@ -159,7 +159,7 @@ class ImageSource:
         )
 
 
-def _kind_of(value: Any) -> str:
+def _kind_of(value: object) -> str:
     """What a value is that names no file, and how to make a source of it."""
     if isinstance(value, str):
         return repr(value)
@@ -186,7 +186,7 @@ def array_advice(value: Any) -> str:
     return f"; PIL.Image.fromarray({array}) makes a PIL image of one{where}"
 
 
-def _frames(value: Any) -> Any:
+def _frames(value: object) -> object:
     value = plain_list(value)
     if not isinstance(value, (list, tuple)):
         raise ValueError("a list of images")
@@ -237,7 +237,7 @@ class VideoSource(ImageSource):
         return tuple(piece for frame in self.frames for piece in frame.contents)
 
     @classmethod
-    def of(cls, value: Any, where: str = "video") -> VideoSource:
+    def of(cls, value: object, where: str = "video") -> VideoSource:
         """A source from a path, a URL, bytes, a source, `{"bytes", "path"}`, or `{"frames",
         "times"}`. Raises `InvalidField` (which begins with `where`) for anything else.
 
@@ -426,7 +426,7 @@ def shown(url: str) -> str:
     return address[:200].encode(errors="replace").decode()
 
 
-def _part_from(value: Any, where: str) -> TextPart | ImagePart:
+def _part_from(value: object, where: str) -> TextPart | ImagePart:
     if isinstance(value, (TextPart, ImagePart)):
         return value
     if not isinstance(value, Mapping):
@@ -479,7 +479,7 @@ def _part_from(value: Any, where: str) -> TextPart | ImagePart:
     )
 
 
-def _video_from(part: Mapping[str, Any], where: str) -> VideoPart:
+def _video_from(part: Mapping[str, object], where: str) -> VideoPart:
     _refuse_sizes(part, where, _FRAMES)
     fields = {name: entry for name, entry in part.items() if name != "type" and entry is not None}
     if isinstance(fields.get("video"), (list, tuple)):
@@ -496,7 +496,7 @@ def _video_from(part: Mapping[str, Any], where: str) -> VideoPart:
     return VideoPart(source=VideoSource.of(fields[named[0]], f"{where}.video") if named else None)
 
 
-def _refuse_sizes(part: Mapping[str, Any], where: str, names: tuple[str, ...] = _SIZES) -> None:
+def _refuse_sizes(part: Mapping[str, object], where: str, names: tuple[str, ...] = _SIZES) -> None:
     for name in names:
         if part.get(name) not in (None, "auto"):
             of = (
@@ -508,7 +508,7 @@ def _refuse_sizes(part: Mapping[str, Any], where: str, names: tuple[str, ...] = 
             raise InvalidField(f"{where}.{name} is not supported: set the {of}")
 
 
-def _content_from(role: str, content: Any, where: str) -> Any:
+def _content_from(role: str, content: object, where: str) -> Any:
     if isinstance(content, str):
         return exact(content)
     content = plain_list(content)
@@ -540,7 +540,7 @@ def _refuse_misspelt(message: Mapping[Any, Any], where: str) -> None:
         raise InvalidField(f"{where} has no content, but {found}: name it content")
 
 
-def message_from(value: Any, where: str) -> Message:
+def message_from(value: object, where: str) -> Message:
     """A message from its OpenAI form. Raises `InvalidField`, which begins with the path, such as
     `messages[2].content[0].type`.
     """
@@ -582,7 +582,7 @@ def message_from(value: Any, where: str) -> Message:
     return Message(role=role, content=content, extras=extras)
 
 
-def _calls_from(value: Any) -> Any:
+def _calls_from(value: object) -> Any:
     """Tool calls: a list, or what a table has, which is JSON text or a list of JSON texts."""
     if isinstance(value, str):
         value = strict_json.loaded(value, list)
@@ -604,7 +604,7 @@ def plain_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
     ]
 
 
-def _plain_content(content: str | tuple[TextPart | ImagePart, ...] | None) -> Any:
+def _plain_content(content: str | tuple[TextPart | ImagePart, ...] | None) -> object:
     if not isinstance(content, tuple):
         return content
     return [

@@ -56,11 +56,11 @@ def next_turn(
     result: GenerationResult,
     new_messages: Words,
     *,
-    images: Sequence[Any] = (),
+    images: Sequence[object] = (),
     history: History = "kept",
-    options: GenerationOptions | Mapping[str, Any] | None = None,
+    options: GenerationOptions | Mapping[str, object] | None = None,
     continuation: str | Sequence[int] | None = None,
-    request: GenerationRequest | Mapping[str, Any] | None = None,
+    request: GenerationRequest | Mapping[str, object] | None = None,
 ) -> GenerationRequest:
     """The request that continues the conversation of a result; see `GenerationResult.then`."""
     if request is not None and result.turn is None and len(result.rounds) > 1:
@@ -161,7 +161,7 @@ def _with_sources(message: Message) -> dict[str, Any]:
     return plain
 
 
-def _record(request: Any) -> GenerationRequest:
+def _record(request: object) -> GenerationRequest:
     """A request as a record, which may be given as plain data. Raises `InvalidField`."""
     from pipegen.records.parse_request import (
         request_from,  # which needs more than a record of results
@@ -218,7 +218,7 @@ def _messages(value: Words) -> tuple[Message, ...]:
     return tuple(message_from(entry, f"messages[{index}]") for index, entry in enumerate(entries))
 
 
-def _placed(messages: tuple[Message, ...], images: Sequence[Any]) -> tuple[Message, ...]:
+def _placed(messages: tuple[Message, ...], images: Sequence[object]) -> tuple[Message, ...]:
     """The new messages with their images, by the rule of a `VlmGenerationRequest`."""
     if isinstance(images, (str, bytes, Mapping)):
         raise InvalidField("images takes a list of images")

@@ -222,7 +222,7 @@ class VlmPreprocessOptions:
             )
 
 
-def _schema(value: Any) -> str:
+def _schema(value: object) -> str:
     """A JSON object, as JSON text: the order of a schema's properties counts, and its text keeps
     it. A text keeps the digits of its numbers.
     """
@@ -241,13 +241,13 @@ def _schema(value: Any) -> str:
     return strict_json.dump(schema)
 
 
-def _jsonable(value: Any) -> Any:
+def _jsonable(value: object) -> object:
     if isinstance(value, Mapping):
         return dict(value)
     raise ValueError(f"JSON holds no {type(value).__name__}")
 
 
-def _choices(value: Any) -> Any:
+def _choices(value: object) -> object:
     choices = tuple_of(non_empty_string)(value)
     if not choices:
         raise ValueError("at least one text to choose")

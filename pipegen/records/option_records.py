@@ -38,7 +38,7 @@ from pipegen.records.option_row import EVERY, SERVED, OptionRow
 __all__ = ["GenerationOptions"]
 
 
-def _allowed(value: Any) -> Any:
+def _allowed(value: object) -> object:
     ids = tuple_of(integer(low=0, high=2**31 - 1))(value)
     if not ids:
         raise ValueError("at least one token id")
@@ -48,7 +48,7 @@ def _allowed(value: Any) -> Any:
 with_schema(_allowed, {**schema_of(tuple_of(integer(low=0, high=2**31 - 1))), "minItems": 1})
 
 
-def _words(value: Any) -> Any:
+def _words(value: object) -> object:
     words = tuple_of(non_empty_string)(value)
     if not all(word.strip() for word in words):
         raise ValueError("a list of words, none of them white space alone")
@@ -60,12 +60,12 @@ _MOST_BIASES = 1024
 """vLLM's engine ends where a request has more."""
 
 
-def _bias(value: Any) -> Any:
+def _bias(value: object) -> object:
     """Ids may be texts, as keys of JSON are."""
     if not isinstance(value, Mapping) or len(value) > _MOST_BIASES:
         raise ValueError(f"a mapping of token ids to numbers, {_MOST_BIASES} at most")
     token_id, bias = integer(low=0, high=2**31 - 1), number(-100, 100)
-    biases: dict[Any, float] = {}
+    biases: dict[int, float] = {}
     for key, entry in value.items():
         read = int(key) if isinstance(key, str) and key.isascii() and key.isdigit() else key
         try:
@@ -90,7 +90,7 @@ with_schema(
 def _nested(kind: type[Any], also: str = "") -> Any:
     """A check that takes the record itself or a mapping of its fields."""
 
-    def check(value: Any) -> Any:
+    def check(value: object) -> object:
         if isinstance(value, kind):
             return value
         if isinstance(value, Mapping) and all(isinstance(name, str) for name in value):
@@ -100,7 +100,7 @@ def _nested(kind: type[Any], also: str = "") -> Any:
     return check
 
 
-def _stops(value: Any) -> Any:
+def _stops(value: object) -> object:
     """Stop strings alone are enough: `stop=("END",)`."""
     value = plain_list(value)
     return (

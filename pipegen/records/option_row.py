@@ -42,7 +42,7 @@ Role = Literal[
 class OptionRow(NamedTuple):
     """What the table says of an option besides its name, its type, its check and its help."""
 
-    default: Any = None
+    default: object = None
     engines: frozenset[str] = TOKEN_ENGINES
     """The engines that honour it; those that take token ids honour what pipegen's own stages do."""
     fields: str = ""
@@ -64,7 +64,7 @@ class OptionRow(NamedTuple):
     """
     role: Role | None = None
     """What it is about, where it is in no group."""
-    neutral: Any = None
+    neutral: object = None
     """The value that changes nothing, where that is not the default."""
     draws: tuple[float, float] | None = None
     """The range from which tests draw it, where that of its check is too wide."""
@@ -81,6 +81,6 @@ class OptionRow(NamedTuple):
     """
 
     @property
-    def neutral_values(self) -> tuple[Any, ...]:
+    def neutral_values(self) -> tuple[object, ...]:
         """The values that change nothing in what the model gives."""
         return None, self.default, self.neutral

@@ -136,7 +136,7 @@ def resolve(
     return dataclasses.replace(full, chat=chat, structured=structured, use_generation_config=False)
 
 
-def options_from(values: Mapping[str, Any], where: str = "options") -> GenerationOptions:
+def options_from(values: Mapping[str, object], where: str = "options") -> GenerationOptions:
     """Options from plain data (JSON, YAML, flags): nested as the records are, or flat, such as
     `{"stop": ["END"], "strip_whitespace": true}`.
 
@@ -247,7 +247,7 @@ def unset(options: GenerationOptions) -> str:
     return next(name for path in _always_set() if values[name := path.rpartition(".")[2]] is None)
 
 
-def in_our_words(name: str, value: Any) -> Any:
+def in_our_words(name: str, value: object) -> Any:
     """The option's value for what a server's field says: -1 means all to the engines' `top_k`, and
     0 does here.
     """

@@ -46,7 +46,7 @@ slot, which may have failed already.
 """
 
 
-def request_from(values: Mapping[str, Any], where: str = "request") -> Slot[GenerationRequest]:
+def request_from(values: Mapping[str, object], where: str = "request") -> Slot[GenerationRequest]:
     """A request from plain data: `{"id", "messages" | "prompt" | "prompt_token_ids", "images" |
     "image", "videos" | "video", "tools", "options", "metadata", "continues", "turns"}`.
 
@@ -74,7 +74,7 @@ def unreadable(where: str, raised: Raised) -> InvalidRequest:
     return InvalidRequest(f"{where}: it cannot be read: {raised.words}", incident=raised.incident)
 
 
-def _request_from(values: Any, where: str) -> Slot[GenerationRequest]:
+def _request_from(values: object, where: str) -> Slot[GenerationRequest]:
     values = _row_of(values)
     if not isinstance(values, Mapping):
         return Failure(
@@ -90,7 +90,7 @@ def _request_from(values: Any, where: str) -> Slot[GenerationRequest]:
         return Failure(InvalidRequest(f"{where}: {message}"))
 
 
-def _parsed(values: Mapping[str, Any]) -> GenerationRequest:
+def _parsed(values: Mapping[str, object]) -> GenerationRequest:
     """The record: each entry is read once, and what the record lacks is refused or carried along.
     Raises `InvalidField`.
     """
@@ -127,7 +127,7 @@ def _parsed(values: Mapping[str, Any]) -> GenerationRequest:
     return (ScoringRequest if "continuation" in fields else kind)(**fields)
 
 
-def _row_of(values: Any) -> Any:
+def _row_of(values: object) -> Any:
     """A row of pandas (`iterrows`, `itertuples`) as a mapping. Anything else stays as it is. A
     missing value is None.
     """
@@ -144,7 +144,7 @@ def _row_of(values: Any) -> Any:
     return {str(name): None if _is_missing(value) else value for name, value in row.items()}
 
 
-def _is_missing(value: Any) -> bool:
+def _is_missing(value: object) -> bool:
     number = plain_number(value)
     return type(value).__name__ in ("NAType", "NaTType") or (
         type(number) is float and number != number
@@ -174,7 +174,7 @@ _PROMPTS = (
 )
 
 
-def carried(values: Mapping[str, Any]) -> dict[str, Any]:
+def carried(values: Mapping[str, object]) -> dict[str, Any]:
     """The entries of plain data that are the caller's own: its `metadata`, and what is no field of
     a request. Null is a value too.
 
@@ -184,7 +184,7 @@ def carried(values: Mapping[str, Any]) -> dict[str, Any]:
     return {**_others(values), **metadata_of(values.get("metadata"))}
 
 
-def _others(values: Mapping[str, Any]) -> dict[str, Any]:
+def _others(values: Mapping[str, object]) -> dict[str, Any]:
     """The entries that are no field of a request, in its own form or in another."""
     read = read_keys(values)
     return {
@@ -192,7 +192,7 @@ def _others(values: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _entry(name: str, value: Any) -> Any:
+def _entry(name: str, value: object) -> Any:
     """The value of a field, which may be in the form that tables have it in."""
     if name == "id":
         number = plain_number(value)
@@ -208,7 +208,7 @@ def _entry(name: str, value: Any) -> Any:
     return options_from(value) if name == "options" and isinstance(value, Mapping) else value
 
 
-def _hint(name: str, value: Any, *, prompted: bool, images: bool) -> str:
+def _hint(name: str, value: object, *, prompted: bool, images: bool) -> str:
     """Why an entry that is no field is refused; empty where it is carried along.
 
     Refused are names that are options, or nearly, what holds options under nearly their name, and
@@ -233,7 +233,7 @@ def _or_metadata(hint: str | None) -> str:
     return f"{hint} {rest.capitalize()}" if hint.endswith("?") else f"{hint}; {rest}"
 
 
-def _is_one(value: Any) -> bool:
+def _is_one(value: object) -> bool:
     """Whether it is one image or video in the place of a list."""
     if isinstance(value, (str, bytes, Mapping)):
         return bool(value)

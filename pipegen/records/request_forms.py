@@ -128,7 +128,7 @@ REFUSED: Mapping[str, str] = {
     "parallel_tool_calls": "; pipegen does not bound the number of calls",
 }
 """Keys that other programs understand, each with what to do instead: it is refused."""
-_NEUTRAL: Mapping[str, Any] = {
+_NEUTRAL: Mapping[str, object] = {
     "parallel_tool_calls": True,
     **dict.fromkeys(("num_beams", "length_penalty", "typical_p", "repeat_penalty"), 1),
     **dict.fromkeys(("use_beam_search", "early_stopping", "mirostat"), 0),
@@ -166,7 +166,7 @@ def _known() -> Mapping[str, str]:
     return {folded(key): hint for key, hint in {**options, **named, **REFUSED}.items()}
 
 
-def refused_entry(name: str, value: Any) -> str | None:
+def refused_entry(name: str, value: object) -> str | None:
     """As `refused`, for an entry: None where its value says nothing, as those that tables fill in.
 
     >>> refused_entry("documents", []), refused_entry("label", "yes")
@@ -209,7 +209,7 @@ def meant(name: str) -> str:
     return match[1] if match else ""
 
 
-def read_keys(values: Mapping[str, Any]) -> frozenset[str]:
+def read_keys(values: Mapping[str, object]) -> frozenset[str]:
     """The keys of other forms that are read of these values.
 
     >>> sorted(read_keys({"messages": [], "query": "carried along", "system": "Be brief."}))
@@ -252,7 +252,7 @@ def as_messages(fields: Mapping[str, Any], values: Mapping[str, Any]) -> dict[st
     return _with_turns(result, which, system, history)
 
 
-def _refuse_objects(words: Sequence[Any]) -> None:
+def _refuse_objects(words: Sequence[object]) -> None:
     """Refuse words with places for `objects`: how a box is written differs between models."""
     tag = next((tag for tag in _OBJECT_TAGS if tag in str(words)), None)
     if tag is not None:
@@ -303,7 +303,7 @@ def _asked(text: str, fields: Mapping[str, Any]) -> dict[str, Any]:
     return {"role": "user", "content": content}
 
 
-def _is_conversation(value: Any) -> bool:
+def _is_conversation(value: object) -> bool:
     return (
         isinstance(value, (list, tuple))
         and bool(value)
@@ -311,7 +311,7 @@ def _is_conversation(value: Any) -> bool:
     )
 
 
-def _loaded(name: str, value: Any) -> Any:
+def _loaded(name: str, value: object) -> Any:
     if not isinstance(value, str):
         return value
     return json_text(name, value) if value.strip() else None
@@ -349,14 +349,14 @@ def metadata_of(value: object) -> Mapping[str, Any]:
     return {} if value is None else {"metadata": value}
 
 
-def _text(name: str, value: Any) -> str:
+def _text(name: str, value: object) -> str:
     if not isinstance(value, str):
         unseen = _UNSEEN if name == "system" else ""
         raise InvalidField(f"{name} takes a text, not {printed(value)}{unseen}")
     return value
 
 
-def _turns(name: str, value: Any) -> list[Any]:
+def _turns(name: str, value: object) -> list[Any]:
     """The entries of a conversation; `{"human", "assistant"}` is two of them."""
     if not isinstance(value, (list, tuple)) or not value:
         raise InvalidField(f"{name} takes a list of turns such as {_TURN}, not {printed(value)}")
@@ -374,7 +374,7 @@ def _turns(name: str, value: Any) -> list[Any]:
 _PAIR = ("system", "human", "user", "assistant", "gpt")
 
 
-def _history(value: Any) -> list[Any]:
+def _history(value: object) -> list[Any]:
     """Earlier turns: pairs of a question and its answer, or messages."""
     if value is None:
         return []
@@ -395,7 +395,7 @@ def _history(value: Any) -> list[Any]:
     return [*_in_our_roles("history", turns)]
 
 
-def _role(message: Any) -> str:
+def _role(message: object) -> str:
     return message.role if isinstance(message, Message) else _named(message)
 
 
@@ -435,7 +435,7 @@ def _in_our_roles(name: str, messages: Sequence[Any]) -> Sequence[Any]:
 _OTHER_ROLES = frozenset(role for role, ours in _ROLES.items() if role != ours)
 
 
-def _named(message: Any) -> str:
+def _named(message: object) -> str:
     """What a turn calls its role."""
     if not isinstance(message, Mapping):
         return ""
@@ -443,7 +443,7 @@ def _named(message: Any) -> str:
     return str(exact(role)) if isinstance(role, str) else ""
 
 
-def _in_our_role(where: str, message: Mapping[str, Any]) -> dict[str, Any]:
+def _in_our_role(where: str, message: Mapping[str, object]) -> dict[str, Any]:
     rest = {key: entry for key, entry in message.items() if key not in _TURN_KEYS}
     content = message["value"] if "value" in message else message.get("content")
     role = _ROLES.get(_named(message))
@@ -457,7 +457,7 @@ def _in_our_role(where: str, message: Mapping[str, Any]) -> dict[str, Any]:
     return {"role": role, "content": content, **rest}
 
 
-def _calls(where: str, content: Any) -> list[dict[str, Any]]:
+def _calls(where: str, content: object) -> list[dict[str, Any]]:
     """The tool calls that a turn holds as JSON: one, or a list of them."""
     value = _loaded(where, content)
     calls = [value] if isinstance(value, Mapping) else value
@@ -477,7 +477,7 @@ def _calls(where: str, content: Any) -> list[dict[str, Any]]:
     ]
 
 
-def without_final_answer(values: Mapping[str, Any]) -> Mapping[str, Any]:
+def without_final_answer(values: Mapping[str, object]) -> Mapping[str, Any]:
     """The values without the answers that end their conversation, which become `references` in
     their metadata. As they are where they end with no answer, or cannot be read.
 
@@ -510,12 +510,12 @@ def without_final_answer(values: Mapping[str, Any]) -> Mapping[str, Any]:
     return {**result, name: kept, "metadata": {**own, "references": references}}
 
 
-def _is_answer(turn: Any) -> bool:
+def _is_answer(turn: object) -> bool:
     role = turn.role if isinstance(turn, Message) else _named(turn)
     return _ROLES.get(role) in ("assistant", "call")
 
 
-def _reference(turn: Any) -> str:
+def _reference(turn: object) -> str:
     """The words of an answer; all of it as JSON text where it is more than words."""
     if isinstance(turn, Mapping):
         content = turn.get("value", turn.get("content"))

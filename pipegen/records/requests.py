@@ -69,7 +69,7 @@ MESSAGES = '[{"role": "user", "content": "..."}]'
 """The form of messages, for words about what has another one."""
 
 
-def _messages(value: Any) -> Any:
+def _messages(value: object) -> tuple[Message, ...]:
     value = plain_list(value)
     if not isinstance(value, (list, tuple)):
         raise ValueError(f"a list of messages such as {MESSAGES}, with prompt for a plain text")
@@ -80,7 +80,7 @@ def _messages(value: Any) -> Any:
     )
 
 
-def _turns(value: Any) -> Any:
+def _turns(value: object) -> tuple[Message, ...]:
     value = plain_list(value)
     if not isinstance(value, (list, tuple)):
         raise ValueError("a list of the user's messages: texts, or messages")
@@ -92,7 +92,7 @@ def _turns(value: Any) -> Any:
     )
 
 
-def _images(value: Any) -> Any:
+def _images(value: object) -> tuple[ImageSource, ...]:
     value = plain_list(value)
     if not isinstance(value, (list, tuple)):
         advice = array_advice(value)
@@ -104,7 +104,7 @@ def _images(value: Any) -> Any:
     )
 
 
-def _videos(value: Any) -> Any:
+def _videos(value: object) -> tuple[ImageSource, ...]:
     value = plain_list(value)
     if not isinstance(value, (list, tuple)):
         raise ValueError("a list of videos")
@@ -113,7 +113,7 @@ def _videos(value: Any) -> Any:
     )
 
 
-def _metadata(value: Any) -> Any:
+def _metadata(value: object) -> Mapping[str, object]:
     """Frozen at its first level only: the values are the caller's own, of any type."""
     if not isinstance(value, Mapping) or not all(isinstance(name, str) for name in value):
         raise ValueError("a mapping with string keys")
@@ -241,14 +241,14 @@ class GenerationRequest:
             self,
             *,
             id: str | None = None,
-            messages: Sequence[Message | Mapping[str, Any]] | None = None,
+            messages: Sequence[Message | Mapping[str, object]] | None = None,
             prompt: str | None = None,
             prompt_token_ids: Sequence[int] | None = None,
-            tools: Sequence[Mapping[str, Any]] = (),
+            tools: Sequence[Mapping[str, object]] = (),
             options: GenerationOptions | None = None,
-            metadata: Mapping[str, Any] = ...,
-            continues: Continues | Mapping[str, Any] | None = None,
-            turns: Sequence[str | Message | Mapping[str, Any]] = (),
+            metadata: Mapping[str, object] = ...,
+            continues: Continues | Mapping[str, object] | None = None,
+            turns: Sequence[str | Message | Mapping[str, object]] = (),
         ) -> None: ...
 
     @staticmethod
@@ -350,16 +350,16 @@ class VlmGenerationRequest(GenerationRequest):
             self,
             *,
             id: str | None = None,
-            messages: Sequence[Message | Mapping[str, Any]] | None = None,
+            messages: Sequence[Message | Mapping[str, object]] | None = None,
             prompt: str | None = None,
             prompt_token_ids: Sequence[int] | None = None,
-            images: Sequence[Any] = (),
-            videos: Sequence[Any] = (),
-            tools: Sequence[Mapping[str, Any]] = (),
+            images: Sequence[object] = (),
+            videos: Sequence[object] = (),
+            tools: Sequence[Mapping[str, object]] = (),
             options: GenerationOptions | None = None,
-            metadata: Mapping[str, Any] = ...,
-            continues: Continues | Mapping[str, Any] | None = None,
-            turns: Sequence[str | Message | Mapping[str, Any]] = (),
+            metadata: Mapping[str, object] = ...,
+            continues: Continues | Mapping[str, object] | None = None,
+            turns: Sequence[str | Message | Mapping[str, object]] = (),
         ) -> None: ...
 
     def check_all(self) -> None:
@@ -387,7 +387,7 @@ class VlmGenerationRequest(GenerationRequest):
             object.__setattr__(self, "videos", ())
 
 
-def _continuation(value: Any) -> Any:
+def _continuation(value: object) -> str | tuple[int, ...]:
     if isinstance(value, str):
         return non_empty_string(value)
     if isinstance(value, (list, tuple)) and value:
@@ -430,20 +430,20 @@ class ScoringRequest(VlmGenerationRequest):
             *,
             continuation: str | Sequence[int],
             id: str | None = None,
-            messages: Sequence[Message | Mapping[str, Any]] | None = None,
+            messages: Sequence[Message | Mapping[str, object]] | None = None,
             prompt: str | None = None,
             prompt_token_ids: Sequence[int] | None = None,
-            images: Sequence[Any] = (),
-            videos: Sequence[Any] = (),
-            tools: Sequence[Mapping[str, Any]] = (),
+            images: Sequence[object] = (),
+            videos: Sequence[object] = (),
+            tools: Sequence[Mapping[str, object]] = (),
             options: GenerationOptions | None = None,
-            metadata: Mapping[str, Any] = ...,
-            turns: Sequence[str | Message | Mapping[str, Any]] = (),
-            continues: Continues | Mapping[str, Any] | None = None,
+            metadata: Mapping[str, object] = ...,
+            turns: Sequence[str | Message | Mapping[str, object]] = (),
+            continues: Continues | Mapping[str, object] | None = None,
         ) -> None: ...
 
 
-def folder(value: Any) -> Any:
+def folder(value: object) -> str:
     """The path of a folder that exists."""
     result = path(value)
     if not os.path.isdir(result):

@@ -505,13 +505,13 @@ class GenerationResult:
 
     def then(
         self,
-        words: str | Mapping[str, Any] | Message | Sequence[Mapping[str, Any] | Message],
+        words: str | Mapping[str, object] | Message | Sequence[Mapping[str, object] | Message],
         *,
-        images: Sequence[Any] = (),
+        images: Sequence[object] = (),
         history: History = "kept",
-        options: GenerationOptions | Mapping[str, Any] | None = None,
+        options: GenerationOptions | Mapping[str, object] | None = None,
         continuation: str | Sequence[int] | None = None,
-        request: GenerationRequest | Mapping[str, Any] | None = None,
+        request: GenerationRequest | Mapping[str, object] | None = None,
     ) -> GenerationRequest:
         """The request that goes on with this conversation: a user's words, or messages such as the
         results of tools.

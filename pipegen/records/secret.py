@@ -121,7 +121,7 @@ def _is_secret(name: str) -> bool:
     )
 
 
-def secretive(value: Any) -> Any:
+def secretive(value: object) -> Any:
     """A check: a mapping of plain data, deeply frozen, with keys, tokens, passwords and headers as
     `Secret`s.
     """
@@ -133,7 +133,7 @@ def secretive(value: Any) -> Any:
 with_schema(secretive, schema_of(mapping))
 
 
-def _hidden(value: Any, *, hides: bool) -> Any:
+def _hidden(value: object, *, hides: bool) -> Any:
     if isinstance(value, Secret):
         return value
     if isinstance(value, Mapping):
@@ -153,7 +153,7 @@ def _holds(name: object) -> bool:
     )
 
 
-def masked(value: Any, levels: int = 5) -> Any:
+def masked(value: object, levels: int = 5) -> Any:
     """The value as messages may show it, with a `Secret` for each secret; what is too deep or too
     long for a message is left out.
 
@@ -173,6 +173,6 @@ def masked(value: Any, levels: int = 5) -> Any:
     return Secret("") if isinstance(value, str) and _LOGIN.match(value) else value
 
 
-def revealed(value: Any) -> Any:
+def revealed(value: object) -> Any:
     """The settings as dicts and lists, with the text of each secret."""
     return thaw(value, lambda leaf: leaf.reveal() if isinstance(leaf, Secret) else leaf)

@@ -75,7 +75,7 @@ def floats_hold(text: str) -> bool:
     return not lost
 
 
-def loaded(value: Any, kind: type) -> Any:
+def loaded(value: object, kind: type) -> Any:
     """What a JSON text says, where it is a value of this kind; anything else as it is.
 
     >>> loaded('{"a": 1}', dict), loaded('{"a": 1}', list), loaded(7, dict)
@@ -90,8 +90,8 @@ def loaded(value: Any, kind: type) -> Any:
     return read if isinstance(read, kind) else value
 
 
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    value: dict[str, Any] = {}
+def _object(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    value: dict[str, object] = {}
     for key, entry in pairs:
         if key in value:
             raise NotStrict(f"the key {key!r:.200} occurs twice")
@@ -103,7 +103,7 @@ def _no_constant(name: str) -> NoReturn:
     raise NotStrict(f"{name} is not a number in JSON")
 
 
-def check_plain(value: Any) -> None:
+def check_plain(value: object) -> None:
     """Raise `NotStrict` for plain data that JSON cannot express, or that is nested too deep.
 
     >>> check_plain({"a": [float("nan")]})
@@ -132,7 +132,7 @@ def _check_text(text: str) -> None:
         raise NotStrict(f"\\u{ord(text[refusal.start]):04x} is half a character") from None
 
 
-def plain(value: Any) -> Any:
+def plain(value: object) -> Any:
     """Plain data as dicts and lists, with NaN and infinities as strings that `float` reads.
 
     >>> plain((1, float("nan")))
@@ -141,14 +141,14 @@ def plain(value: Any) -> Any:
     return thaw(value, finite)
 
 
-def finite(value: Any) -> Any:
+def finite(value: object) -> Any:
     """A number as JSON has it: NaN and infinities as strings that `float` reads."""
     if not isinstance(value, float) or math.isfinite(value):
         return value
     return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
 
 
-def dump(value: Any) -> str:
+def dump(value: object) -> str:
     """The value as one line of strict JSON; text stays readable. Raises `TypeError` for what is not
     plain data.
     """
@@ -172,7 +172,7 @@ def _on_one_line(text: str) -> str:
     return text
 
 
-def _plain_mapping(value: Any) -> dict[Any, Any]:
+def _plain_mapping(value: object) -> dict[object, object]:
     if isinstance(value, Mapping):
         return dict(value)
     raise TypeError(f"JSON has no form for a {type(value).__name__}")

@@ -48,7 +48,7 @@ def without_table_nulls(fields: dict[str, Any]) -> dict[str, Any]:
     return fields
 
 
-def _has_null_property(value: Any) -> bool:
+def _has_null_property(value: object) -> bool:
     if isinstance(value, Mapping):
         properties = value.get("properties")
         if isinstance(properties, Mapping) and None in properties.values():
@@ -57,24 +57,24 @@ def _has_null_property(value: Any) -> bool:
     return isinstance(value, tuple) and any(map(_has_null_property, value))
 
 
-def _dense(value: Any) -> Any:
+def _dense(value: object) -> object:
     if isinstance(value, Mapping):
         return {name: _dense(entry) for name, entry in value.items() if entry is not None}
     return tuple(map(_dense, value)) if isinstance(value, tuple) else value
 
 
-def _mapping(value: Any) -> Mapping[str, Any]:
+def _mapping(value: object) -> Mapping[str, Any]:
     return value if isinstance(value, Mapping) else {}
 
 
-def _of_message(message: Any, properties: Mapping[Any, Mapping[str, Any]]) -> Any:
+def _of_message(message: Any, properties: Mapping[Any, Mapping[str, object]]) -> Any:
     calls = _mapping(message).get("tool_calls")
     if not isinstance(calls, (list, tuple)):
         return message
     return {**message, "tool_calls": [_of_call(call, properties) for call in calls]}
 
 
-def _of_call(call: Any, properties: Mapping[Any, Mapping[str, Any]]) -> Any:
+def _of_call(call: Any, properties: Mapping[Any, Mapping[str, object]]) -> Any:
     function = _mapping(call).get("function")
     arguments = _mapping(_mapping(function).get("arguments"))
     known = properties.get(_mapping(function).get("name"))

@@ -31,7 +31,7 @@ from typing import Any, TypeAlias, TypeVar
 
 from returns.result import Failure, Success
 
-from pipegen.core.backend import Backend, require_backend
+from pipegen.core.backend import AnyBackend, Backend, require_backend
 from pipegen.core.errors import UnsupportedOption, UnsupportedPlugin
 from pipegen.core.pipe import Pipe, pipe_of
 from pipegen.core.slots import Slot, is_ok
@@ -68,10 +68,10 @@ def call(backend: Backend[A, B]) -> Pipe[A, B]:
     return pipe_of(_call(backend, (), ()))
 
 
-def _call(backend: Backend[Any, Any], before: Steps, after: Steps) -> Call:
+def _call(backend: AnyBackend, before: Steps, after: Steps) -> Call:
     admit = _admission(backend, before, after)
 
-    def ask(value: Any, answers: tuple[Slot[Any], ...]) -> EngineRequest | Slot[Any]:
+    def ask(value: Any, answers: tuple[Slot[object], ...]) -> EngineRequest | Slot[object]:
         several = _takes_several(value)
         if answers and not several:
             return answers[0] if admit is None else answers[0].map(partial(_to, value))
@@ -95,14 +95,14 @@ def _call(backend: Backend[Any, Any], before: Steps, after: Steps) -> Call:
     )
 
 
-def _taken_by(backend: Any) -> type[Any]:
+def _taken_by(backend: object) -> type:
     """The record that the backend takes; an engine of one's own may take anything."""
     if is_text_engine(backend):
         return ResolvedRequest
     return Encoded if hasattr(type(backend), "prepare_image") else object
 
 
-def _asking(engine: Any, encoded: Encoded, sent: Encoded) -> Asking:
+def _asking(engine: AnyBackend, encoded: Encoded, sent: Encoded) -> Asking:
     """What a row wants that takes more than one answer, or none: the scores of its prompt, which
     equal prompts share, and then its answer, perhaps after a thought.
     """
@@ -130,7 +130,7 @@ def _asking(engine: Any, encoded: Encoded, sent: Encoded) -> Asking:
 
 
 def _admission(
-    backend: Backend[Any, Any], before: Steps, after: Steps
+    backend: AnyBackend, before: Steps, after: Steps
 ) -> Callable[[Any], Slot[Any]] | None:
     """What the engine is to get of a row, by the stages around its call, up to the calls before and
     after it. None where it gets each row as it is: there is nothing to refuse and nothing to change,
@@ -163,7 +163,7 @@ def _admission(
     halts = by_itself or _halts(after)
     watches = any(plugin.feed is not None for plugin in plugins)
 
-    def admit(value: Any) -> Slot[Any]:
+    def admit(value: object) -> Slot[Any]:
         if not isinstance(value, (Encoded, ResolvedRequest)):
             return Success(value)
         broken = check_changed(value) if changes and isinstance(value, Encoded) else None
@@ -254,7 +254,7 @@ def _halts(after: Steps) -> bool:
     return next((part.cuts for part in after if part.cuts or not part.keeps_text), False)
 
 
-def _to(value: Any, answer: Any) -> Any:
+def _to(value: object, answer: object) -> Any:
     """The answer to what was asked of the call, whatever of it the engine got."""
     return (
         unchecked_replace(answer, encoded=value)
@@ -263,7 +263,7 @@ def _to(value: Any, answer: Any) -> Any:
     )
 
 
-def _takes_several(value: Any) -> bool:
+def _takes_several(value: object) -> bool:
     """Whether the row takes more than one answer, or none: its prompt is to be scored, nothing is
     to be generated after it, or it thinks before it answers, or calls a tool.
     """

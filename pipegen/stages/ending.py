@@ -18,7 +18,6 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Sequence
-from typing import Any
 
 from returns.result import Failure, Success
 
@@ -90,7 +89,7 @@ _IDS = (
 )
 
 
-def _wrong_ids(ids: Any, model: TokenModel) -> str:
+def _wrong_ids(ids: object, model: TokenModel) -> str:
     """What is wrong with the ids of an answer; empty where nothing is."""
     if type(ids) is not tuple:
         return f"token_ids of type {type(ids).__name__}, not a tuple"

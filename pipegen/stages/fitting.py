@@ -9,7 +9,7 @@ from returns.result import Failure, Success
 
 from pipegen.core.errors import InvalidRequest, PromptTooLong
 from pipegen.core.pipe import Pipe, row_stage
-from pipegen.core.slots import Slot, is_ok
+from pipegen.core.slots import Slot
 from pipegen.engines.capabilities import Capabilities
 from pipegen.engines.model import TokenModel, on_model
 from pipegen.engines.protocol import TokenEngine, require_token_engine
@@ -39,9 +39,9 @@ def _fitted(encoded: Encoded, model: TokenModel) -> Slot[Encoded]:
     """The row as `check_fit` gives it, marked so that its ids are looked at once."""
     size = model.capabilities.vocab_size
     row = check_fit(encoded, model.capabilities)
-    if size is None or not is_ok(row):
+    if size is None:
         return row
-    return Success(unchecked_replace(row.unwrap(), checked=size))
+    return row.map(lambda fitted: unchecked_replace(fitted, checked=size))
 
 
 def remaining_tokens(prompt_tokens: int, capabilities: Capabilities) -> int | None:

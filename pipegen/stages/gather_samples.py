@@ -51,7 +51,7 @@ def expand(request: Any) -> Sequence[Any]:
     return [*map(one, range(options.samples or 1))]
 
 
-def _answers(slot: Slot[Any], before: Slot[Any] | None, splits: bool) -> Sequence[Slot[Any]]:
+def _answers(slot: Slot[object], before: Slot[object] | None, splits: bool) -> Sequence[Slot[Any]]:
     """A result with the answer that its request was made of, and that answer's id where the request
     has none of its own; where it `splits`, its completions.
     """

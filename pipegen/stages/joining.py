@@ -103,7 +103,9 @@ def resolve_scoring(engine: Any) -> Pipe[GenerationRequest, ResolvedRequest]:
             )
         )
 
-    def prepare(_: Sequence[GenerationRequest]) -> Callable[[Any], Slot[ResolvedRequest]]:
+    def prepare(
+        _: Sequence[GenerationRequest],
+    ) -> Callable[[GenerationRequest], Slot[ResolvedRequest]]:
         error = scores_none(engine)
         return resolved if error is None else lambda request: Failure(error)
 
@@ -134,11 +136,10 @@ def join(engine: TokenEngine, empty_context: EmptyContext = "refuse") -> Pipe[Re
     read = reader_of(engine)
 
     def prepare(_: Sequence[Rendered]) -> Callable[[Rendered], Slot[ScoreInput]]:
-        slot = read()
-        if not is_ok(slot):
-            return lambda rendered: slot
-        contexts: dict[Hashable, Slot[Prompt]] = {}
-        return lambda rendered: join_row(rendered, slot.unwrap(), empty_context, contexts)
+        slot, contexts = read(), dict[Hashable, Slot[Prompt]]()
+        return lambda rendered: slot.bind(
+            lambda model: join_row(rendered, model, empty_context, contexts)
+        )
 
     name = "join" if empty_context == "refuse" else f"join after {empty_context}"
     return batch_stage(name, prepare, rebind=lambda new: join(new.engine(engine), empty_context))
@@ -222,31 +223,28 @@ def _text_pair(
     spaces = len(rendered.to_tokenize) - len(rendered.to_tokenize.rstrip())
     bare = rendered.rewritten(str.rstrip) if spaces else rendered
     moved = rendered.to_tokenize[len(rendered.to_tokenize) - spaces :] + continuation
-    context = _context(bare, engine, prompts)
-    if not is_ok(context):
-        return Failure(context.failure())
-    if _looks_like_control(bare, moved):
-        if rendered.refuses:
-            return Failure(
-                InvalidRequest(
-                    "the continuation holds a control token",
-                    hint='take it out, or set control_tokens="allow"',
+
+    def paired(context: Prompt) -> Slot[_Pair]:
+        if _looks_like_control(bare, moved):
+            if rendered.refuses:
+                return Failure(
+                    InvalidRequest(
+                        "the continuation holds a control token",
+                        hint='take it out, or set control_tokens="allow"',
+                    )
                 )
-            )
-        return Success(
-            _Pair(
-                context.unwrap(),
-                tuple(call_tokenizer(engine.tokenizer.encode_plain, moved, first=False)),
-            )
+            ids = call_tokenizer(engine.tokenizer.encode_plain, moved, first=False)
+            return Success(_Pair(context, tuple(ids)))
+        joined = tokenize_row(
+            bare.rewritten(lambda text: text + moved),
+            bare.images,
+            engine.tokenizer,
+            engine.image_placeholder,
+            engine.video_placeholder,
         )
-    joined = tokenize_row(
-        bare.rewritten(lambda text: text + moved),
-        bare.images,
-        engine.tokenizer,
-        engine.image_placeholder,
-        engine.video_placeholder,
-    )
-    return joined.map(lambda both: _split(context.unwrap(), both.token_ids, engine))
+        return joined.map(lambda both: _split(context, both.token_ids, engine))
+
+    return _context(bare, engine, prompts).bind(paired)
 
 
 def _split(prompt: Prompt, joined: tuple[int, ...], engine: TokenModel) -> _Pair:

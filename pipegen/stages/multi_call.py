@@ -22,11 +22,12 @@ between thought and answer.
 from __future__ import annotations
 
 from collections.abc import Generator, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 from returns.result import Failure, Success
 
 from pipegen.answer.answer_check import WORDS, Answer, disobeyed
+from pipegen.core.backend import AnyBackend
 from pipegen.core.errors import UnsupportedOption
 from pipegen.core.slots import Slot, is_ok
 from pipegen.core.steps import EngineRequest
@@ -53,12 +54,15 @@ from pipegen.stages.gather_samples import derive_seed
 
 __all__ = ["Asking", "answer_in_parts", "replayed"]
 
-Asking: TypeAlias = Generator[EngineRequest, Slot[Any], Slot[Raw]]
-"""What a row wants, one thing after another. It is sent each answer, and returns the row's slot."""
+T = TypeVar("T")
+Asks: TypeAlias = Generator[EngineRequest, Slot[Any], Slot[T]]
+"""What a row wants, one thing after another. It is sent each answer, and returns a slot."""
+Asking: TypeAlias = Asks[Raw]
+"""What gives the row's slot."""
 _NEUTRAL = resolve(GenerationOptions(max_new_tokens=1))
 
 
-def replayed(asking: Asking, answers: Sequence[Slot[Any]]) -> EngineRequest | Slot[Raw]:
+def replayed(asking: Asking, answers: Sequence[Slot[object]]) -> EngineRequest | Slot[Raw]:
     """What the row wants after these answers, or its slot."""
     try:
         step = next(asking)
@@ -132,7 +136,9 @@ class _Written:
         return ScoreInput(encoded=base, continuation=tuple(self.ids[: self.forced[-1] + 1]))
 
 
-def answer_in_parts(encoded: Encoded, sent: Encoded, engine: Any, model: TokenModel) -> Asking:
+def answer_in_parts(
+    encoded: Encoded, sent: Encoded, engine: AnyBackend, model: TokenModel
+) -> Asking:
     """The calls of a row that thinks before it answers, or whose answer is a tool call.
 
     `sent` is the row as its engine may get it, and `model` is that engine's. With `logprobs`, tokens that were not sampled are
@@ -213,9 +219,7 @@ def answer_in_parts(encoded: Encoded, sent: Encoded, engine: Any, model: TokenMo
     return Success(unchecked_replace(final, thought=thought_record))
 
 
-def _decoded(
-    asks: Encoded, engine: Any, model: TokenModel
-) -> Generator[EngineRequest, Slot[Any], Slot[Decoded]]:
+def _decoded(asks: Encoded, engine: AnyBackend, model: TokenModel) -> Asks[Decoded]:
     """The answer of one call of the row, as text."""
     answered = yield EngineRequest(engine, unchecked_replace(asks, watched=False), shown=False)
     return answered.bind(lambda raw: decode_row(raw, model.tokenizer, model.eos_token_ids))
@@ -227,8 +231,8 @@ class _Thinking(NamedTuple):
 
 
 def _thought(
-    written: _Written, form: ThoughtForm, sent: Encoded, engine: Any, model: TokenModel
-) -> Generator[EngineRequest, Slot[Any], Slot[Any]]:
+    written: _Written, form: ThoughtForm, sent: Encoded, engine: AnyBackend, model: TokenModel
+) -> Asks[Any]:
     """The thought, and the end of the row where that is within it."""
     options = written.asked.options
     written.write(form.opens)
@@ -268,8 +272,8 @@ def _thought(
 
 
 def _begun(
-    written: _Written, opens: tuple[int, ...], sent: Encoded, engine: Any, model: TokenModel
-) -> Generator[EngineRequest, Slot[Any], Slot[Raw | None]]:
+    written: _Written, opens: tuple[int, ...], sent: Encoded, engine: AnyBackend, model: TokenModel
+) -> Asks[Raw | None]:
     """The answer, where it does not begin as the template begins a text: its ids are in `written`.
     None where it does: what follows `opens` is the answer, and is still to be generated.
     """
@@ -295,8 +299,8 @@ def _begun(
 
 
 def _called(
-    written: _Written, form: CallForm, sent: Encoded, engine: Any, model: TokenModel
-) -> Generator[EngineRequest, Slot[Any], Slot[Raw]]:
+    written: _Written, form: CallForm, sent: Encoded, engine: AnyBackend, model: TokenModel
+) -> Asking:
     """The call: its name, if there is a choice, and its arguments. What is returned says how it
     ended, and which call it is where that is complete; its ids are in `written`.
     """

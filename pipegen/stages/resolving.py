@@ -7,7 +7,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, cast
+from typing import NamedTuple, cast
 
 from returns.result import Failure, Result, Success
 
@@ -70,11 +70,11 @@ def resolve(engine: Engine) -> Pipe[GenerationRequest, ResolvedRequest]:
             return Failure(InvalidRequest(message, hint=hint))
         return _resolved(request, model, engine_resolve)
 
-    def prepare(_: Sequence[GenerationRequest]) -> Callable[[Any], Slot[ResolvedRequest]]:
+    def prepare(
+        _: Sequence[GenerationRequest],
+    ) -> Callable[[GenerationRequest], Slot[ResolvedRequest]]:
         slot = read()
-        if not is_ok(slot):
-            return lambda request: slot
-        return lambda request: resolved(request, slot.unwrap())
+        return lambda request: slot.bind(functools.partial(resolved, request))
 
     return pipe_of(EXPAND) >> batch_stage(
         "resolve",
@@ -98,21 +98,23 @@ def _resolved(
         if engine_resolve is None
         else engine_resolve(request)
     )
-    if not is_ok(job):
-        return job
-    options = job.unwrap().options
-    if (options.samples or 1) > 1:
-        message = f"samples={options.samples} takes a pipe that puts them together"
-        message += ": none of its stages does"
-        hint = "end it with pg.stages.trim(engine), or put it into pg.samples(...)"
-        return Failure(UnsupportedOption(message, option="samples", hint=hint))
-    if options.max_new_tokens == 0 and engine_resolve is not None:
-        message = (
-            f"{shown(model.name)} generates at least one token: max_new_tokens=0 takes an engine"
-            " that takes token ids"
-        )
-        return Failure(UnsupportedOption(message, option="max_new_tokens"))
-    return check_support(job.unwrap(), model.capabilities, model.plugins)
+
+    def supported(job: ResolvedRequest) -> Slot[ResolvedRequest]:
+        options = job.options
+        if (options.samples or 1) > 1:
+            message = f"samples={options.samples} takes a pipe that puts them together"
+            message += ": none of its stages does"
+            hint = "end it with pg.stages.trim(engine), or put it into pg.samples(...)"
+            return Failure(UnsupportedOption(message, option="samples", hint=hint))
+        if options.max_new_tokens == 0 and engine_resolve is not None:
+            message = (
+                f"{shown(model.name)} generates at least one token: max_new_tokens=0 takes an"
+                " engine that takes token ids"
+            )
+            return Failure(UnsupportedOption(message, option="max_new_tokens"))
+        return check_support(job, model.capabilities, model.plugins)
+
+    return job.bind(supported)
 
 
 def resolve_row(request: GenerationRequest, engine: TokenModel) -> Slot[ResolvedRequest]:
@@ -141,7 +143,7 @@ class _Effective(NamedTuple):
 
 
 @functools.lru_cache(maxsize=1024)
-def _effective(requested: GenerationOptions | None, checkpoint: Any) -> _Effective:
+def _effective(requested: GenerationOptions | None, checkpoint: object) -> _Effective:
     """Raises `InvalidField` where the options contradict each other."""
     options = resolve_options(requested, checkpoint=checkpoint)
     chat = options.chat or ChatTemplateOptions()
