@@ -290,12 +290,13 @@ def _meant(answer: str, tools: Sequence[Any], writer: Writer, opened: Sequence[s
         value, _ = json_at(answer, start)
         inner = value.get("function") if isinstance(value, dict) else None
         call = inner if isinstance(inner, dict) else value
-        if not isinstance(call, dict) or call.get("name") not in names:
+        name = call.get("name") if isinstance(call, dict) else None
+        if not isinstance(name, str) or name not in names:
             continue
         arguments = call.get("arguments", call.get("parameters"))
         arguments = loads(arguments) if isinstance(arguments, str) else arguments
         if isinstance(arguments, dict):
-            function = {"name": call["name"], "arguments": arguments}
+            function = {"name": name, "arguments": arguments}
             meant = {"id": FIRST_ID, "type": "function", "function": function}
             return _form([meant], tools, writer, opened)
     return ""

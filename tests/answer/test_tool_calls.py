@@ -146,6 +146,16 @@ LOOK_LIKE_CALLS = {
         WHOLE,
     ),
     "no tag": (HERMES, '{"name": "get", "parameters": {"city": "Rome"}}', WHOLE),
+    "a list as name": (
+        HERMES,
+        '<tool_call>\n{"name": ["get"], "arguments": {}}\n</tool_call>',
+        "does not go on in its form",
+    ),
+    "a mapping as name": (
+        HERMES,
+        '<tool_call>\n{"function": {"name": {"get": 1}, "arguments": {}}}\n</tool_call>',
+        "does not go on in its form",
+    ),
     "no JSON": (HERMES, "<tool_call>\nget Rome\n</tool_call>", "does not go on in its form"),
     "tagged otherwise": (
         TAGGED,
