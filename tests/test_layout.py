@@ -39,9 +39,9 @@ ROOMS = (
 """Each imports only itself and those before it."""
 BUDGETS = {
     "backends": 117_500,
-    "stages": 24_600,
-    "template": 17_300,
-    "answer": 11_100,
+    "stages": 24_400,
+    "template": 16_450,
+    "answer": 10_650,
     "ending": 7_700,
     "cli": 41_000,
     "records": 37_500,
@@ -193,7 +193,6 @@ def test_a_file_is_as_long_as_its_idea_and_those_over_600_lines_are_named() -> N
         "report/audit_file.py",
         "jobs/journal.py",
         "records/messages.py",  # every part of a message
-        "template/template.py",  # the guard of chat templates
     }
 
 
