@@ -42,9 +42,9 @@ ROOMS = (
 """Each imports only itself and those before it."""
 BUDGETS = {
     "backends": 116_500,
-    "stages": 24_600,
-    "template": 17_300,
-    "answer": 10_900,
+    "stages": 24_400,
+    "template": 16_450,
+    "answer": 10_650,
     "ending": 7_700,
     "cli": 40_300,
     "records": 37_000,
@@ -329,7 +329,6 @@ def test_a_file_is_as_long_as_its_idea_and_those_over_600_lines_are_named() -> N
     } == {
         "engines/settings.py",  # a record for each engine
         "records/messages.py",  # every part of a message
-        "template/template.py",  # the guard of chat templates
     }
 
 

@@ -28,11 +28,11 @@ from pipegen.records.requests import GenerationRequest
 from pipegen.records.results import CallForm
 from pipegen.template.call_syntax import (
     ARGUMENTS,
-    FIRST_ID,
     ID,
     NAME,
     THOUGHT,
     TOOLS,
+    Syntax,
     Writer,
     arguments_in,
     loads,
@@ -41,6 +41,7 @@ from pipegen.template.call_syntax import (
     writer_of,
 )
 from pipegen.template.control_tokens import ControlTokens
+from pipegen.template.probe import FIRST_ID
 from pipegen.template.thinking import call_after_thought
 
 __all__ = ["CallTexts", "call_form", "call_texts", "tool_choice"]
@@ -127,32 +128,34 @@ def call_texts(writer: Writer, control: ControlTokens | None = None) -> Slot[Cal
     tokens; `TemplateFailed` where they are written otherwise, or where a call of these parts is not
     read back.
     """
-    slot = syntax_of(writer)
-    if not is_ok(slot):
-        return Failure(slot.failure())
-    syntax = slot.unwrap()
+    return syntax_of(writer).bind(lambda syntax: _call_texts(syntax, writer, control))
+
+
+def _call_texts(syntax: Syntax, writer: Writer, control: ControlTokens | None) -> Slot[CallTexts]:
     ahead, behind, begins, after = syntax.ahead, syntax.behind, "", ""
     if control is not None:
         called = call_after_thought(writer, control)
         if called is None:
-            message = "the chat template does not write a thought before a call, with an end token"
-            return Failure(TemplateFailed(message))
+            return _not_forced("does not write a thought before a call, with an end token")
         thought, behind = called
         ahead, after = thought.bridge, thought.end
         begins = f"{thought.opens}{THOUGHT}{thought.closes}{thought.end}"
-    kind, start, size = arguments_in(behind) or ("", 0, 0)
+    behind = behind.removesuffix(syntax.end)
+    kind, arguments = arguments_in(behind) or ("", "")
     if kind != "json":
-        return Failure(TemplateFailed("the chat template does not write arguments as JSON"))
+        return _not_forced("does not write arguments as JSON")
     if ahead is None:
-        message = "the chat template begins an answer that is a call otherwise than its prompts end"
-        return Failure(TemplateFailed(message))
-    between, closes = behind[:start], behind[start + size :].removesuffix(syntax.end)
-    answer = f"{begins}{ahead}{NAME}{behind.removesuffix(syntax.end)}"
-    read = read_calls(answer, syntax.end.strip(), TOOLS, writer)
+        return _not_forced("begins an answer that is a call otherwise than its prompts end")
+    read = read_calls(f"{begins}{ahead}{NAME}{behind}", syntax.end.strip(), TOOLS, writer)
     functions = [call["function"] for call in read.calls]
     calls = [(function["name"], loads(function["arguments"])) for function in functions]
     if calls == [(NAME, ARGUMENTS)] and f"{begins}{ahead}".startswith(read.content or ""):
+        between, _, closes = behind.partition(arguments)
         opens, between, closes = (text.replace(ID, FIRST_ID) for text in (ahead, between, closes))
         return Success(CallTexts(opens, between, closes, after))
     message = "a call in the form that the chat template writes is not read back from its text"
     return Failure(TemplateFailed(message))
+
+
+def _not_forced(why: str) -> Slot[CallTexts]:
+    return Failure(TemplateFailed(f"the chat template {why}"))

@@ -7,8 +7,10 @@ A reading counts only if the template, given the calls, writes the very text of 
 not compared, where the model writes others. Tagged values are compared as texts. Otherwise the text
 stays text, and `unread` says why.
 
+>>> from pipegen.records.options import ChatTemplateOptions
+>>> from pipegen.template.call_syntax import writer_of
 >>> from pipegen.testing.fake import ToyRenderer
->>> read_calls("It is sunny.", "", (), Writer(ToyRenderer()))
+>>> read_calls("It is sunny.", "", (), writer_of(ToyRenderer(), ChatTemplateOptions()))
 ToolCalls(content=None, calls=(), unread=None)
 """
 
@@ -17,39 +19,37 @@ from __future__ import annotations
 import ast
 import itertools
 import json
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from pipegen.answer.split_thought import reasoning_of
 from pipegen.core.errors import InvalidRequest
 from pipegen.core.foreign_calls import attempt, guard
-from pipegen.core.slots import Slot, is_ok
+from pipegen.core.slots import is_ok
 from pipegen.engines.tokenizer import Renderer
 from pipegen.records.frozen import NOTHING, freeze
 from pipegen.template.call_signs import looks_like_call
 from pipegen.template.call_syntax import (
     ARGUMENTS,
-    FIRST_ID,
     NAME,
-    USER,
     WORDS,
     Syntax,
+    ThoughtIn,
     Writer,
     json_at,
+    json_in,
     loads,
-    named_id,
+    named_call,
     openai_call,
-    said,
     syntax_of,
-    thought_before_call,
+    thought_beside_call,
     tool_of,
     writers_of,
 )
+from pipegen.template.probe import FIRST_ID, JsonObject, assistant, call, numbered_id
 
 __all__ = ["ToolCalls", "read_calls"]
 
-_SAMPLE = {"name": NAME, "arguments": ARGUMENTS}
 OTHERWISE = "the chat template writes the call of the answer otherwise"
 BEGUN = "the answer begins a tool call, and does not go on in its form"
 
@@ -63,6 +63,18 @@ class ToolCalls(NamedTuple):
     """The calls, in the OpenAI form: arguments are JSON text."""
     unread: str | None = None
     """Why the answer's calls could not be read."""
+
+
+class _Answer(NamedTuple):
+    """An answer, and what the template writes around it."""
+
+    text: str
+    """All but the token that ended it."""
+    ending: str
+    """The text of this token."""
+    tools: Sequence[Any]
+    opened: tuple[str, str]
+    """What may be before it: a prompt, and what is before an answer of words."""
 
 
 class _Read(NamedTuple):
@@ -91,16 +103,15 @@ def _sequence(text: str, start: int, syntax: Syntax, ending: str) -> list[_Read]
 
 def _one(text: str, position: int, syntax: Syntax, closing: str) -> tuple[_Read, int] | None:
     """The call at this place, and where it ends."""
-    name, call_id = "", None
+    words: dict[str, str] = {}
     arguments: Any = {}
     for index, kind in enumerate(syntax.holes):
-        if index and kind != "tagged":
-            literal = syntax.literals[index - 1]
-            if not text.startswith(literal, position):
-                return None
-            position += len(literal)
+        literal = syntax.literals[index - 1] if index and kind != "tagged" else ""
+        if not text.startswith(literal, position):
+            return None
+        position += len(literal)
         if kind in ("name", "id"):
-            ends = [*syntax.literals, *(syntax.tags[:1] if syntax.tags else ())][index : index + 1]
+            ends = [*syntax.literals, *(syntax.tags or ())[:1]][index : index + 1]
             ends = ends or [closing, syntax.between or ""]
             if kind == "name" and syntax.empty_tail:
                 ends.append(syntax.empty_tail.removesuffix(syntax.end))
@@ -108,11 +119,7 @@ def _one(text: str, position: int, syntax: Syntax, closing: str) -> tuple[_Read,
             stop = min((end for end in stops if end > position), default=-1)
             if stop < 0:
                 return None
-            if kind == "name":
-                name = text[position:stop]
-            else:
-                call_id = text[position:stop]
-            position = stop
+            words[kind], position = text[position:stop], stop
         elif kind == "tagged":
             tagged = _tagged(text, position, syntax, closing)
             if tagged is None:
@@ -123,7 +130,7 @@ def _one(text: str, position: int, syntax: Syntax, closing: str) -> tuple[_Read,
             arguments = loads(value) if kind == "text" and isinstance(value, str) else value
             if not isinstance(arguments, dict):
                 return None
-    return _Read(name, call_id, arguments), position
+    return _Read(words["name"], words.get("id"), arguments), position
 
 
 def _tagged(
@@ -152,16 +159,12 @@ def _typed(read: _Read, tools: Sequence[Any], how: str) -> dict[str, Any]:
     """The arguments with their types: of JSON as they are, of tagged values each by the tool's
     schema (`schema`), as JSON where they are some (`json`), or as text (`text`).
     """
-    if isinstance(read.arguments, Mapping):
-        return dict(read.arguments)
-    if how == "text":
+    if isinstance(read.arguments, Mapping) or how == "text":
         return dict(read.arguments)
     if how == "json":
         return {key: next(_readings(text), text) for key, text in read.arguments}
-    parameters: Mapping[str, Any] = {}
-    for name, schema in map(tool_of, tools):
-        if name == read.name and isinstance(schema, Mapping):
-            parameters = schema
+    schemas = {name: schema for name, schema in map(tool_of, tools) if isinstance(schema, Mapping)}
+    parameters = schemas.get(read.name, NOTHING)
     entries = parameters.get("properties")
     entries = entries if isinstance(entries, Mapping) else {}
     shared = {key: parameters[key] for key in ("$defs", "definitions") if key in parameters}
@@ -205,110 +208,85 @@ def read_calls(
     """The tool calls of an answer. `answer` is its text with all tokens but the one that ended it,
     whose text `ending` is. `cut` says what cut the answer, if anything did.
     """
-    prompt = writer.write([USER], tools, opens=True) or ""
-    plain = writer.write([USER, said(WORDS)], tools, opens=False) or ""
-    named = _by_checkpoint(answer, prompt, tools, writer.renderer)
+    prompt, plain = writer.prompt(tools), writer.answer(assistant(WORDS), tools) or ""
+    text = _Answer(answer, ending, tools, (prompt, plain.rpartition(WORDS)[0]))
+    own = _by_checkpoint(text, writer.template.renderer)
     forms = writers_of(writer)
-    found = [_read_by(form, answer, ending, tools, named, (prompt, plain)) for form in forms]
+    found = [_read_by(form, text, own) for form in forms]
     read = next((one for one in found if one.calls), None)
     if read is not None:
         return read
-    signs = [_sign(form, tools) for form in forms]
-    begun = any(
-        one.unread and is_ok(syntax_of(form)) for one, form in zip(found, forms, strict=True)
-    )
+    sample = assistant("", call(NAME, ARGUMENTS))
+    signs = [form.opening or form.answer(sample, tools) or "" for form in forms]
+    begun = any(one.unread and form.opening for one, form in zip(found, forms, strict=True))
     if not begun and not looks_like_call(answer, tools, signs, plain, cut=bool(cut)):
         return ToolCalls()
     if cut:
         return ToolCalls(unread=f"the answer was cut within a tool call: {cut}")
-    form = _meant(answer, tools, writer, (prompt, plain.rpartition(WORDS)[0]))
     reasons = (one.unread for one in found if one.unread)
-    return ToolCalls(unread=f"{OTHERWISE}: {form}" if form else next(reasons, BEGUN))
+    return _otherwise(_meant(text, writer), next(reasons, BEGUN))
 
 
-def _sign(writer: Writer, tools: Sequence[Any]) -> str:
-    """What the template writes before the name of a call; all that it writes with one where that is
-    not known.
+def _otherwise(form: str, reason: str) -> ToolCalls:
+    return ToolCalls(unread=f"{OTHERWISE}: {form}" if form else reason)
+
+
+def _read_by(writer: Writer, answer: _Answer, own: _Candidate | None) -> ToolCalls:
+    """What is read where ids are as this writer writes them; `own` is what the checkpoint's own
+    reader found.
     """
     syntax = syntax_of(writer)
-    message = said("", {"id": FIRST_ID, "type": "function", "function": _SAMPLE})
-    return (
-        syntax.unwrap().open
-        if is_ok(syntax)
-        else writer.write([USER, message], tools, opens=False) or ""
-    )
-
-
-def _read_by(
-    writer: Writer,
-    answer: str,
-    ending: str,
-    tools: Sequence[Any],
-    named: tuple[str, list[dict[str, Any]]] | None,
-    texts: tuple[str, str],
-) -> ToolCalls:
-    """What is read where ids are as this writer writes them."""
-    syntax = syntax_of(writer)
-    if named is None and not is_ok(syntax):
+    if own is None and not is_ok(syntax):
         return ToolCalls(unread=syntax.failure().message)
-    opening = syntax.unwrap().open if is_ok(syntax) else ""
-    seems = bool(named and named[1]) or bool(opening and opening in answer)
-    if not seems:
+    candidates = [own] if own and own.calls else []
+    if not candidates and not (writer.opening and writer.opening in answer.text):
         return ToolCalls()
-    candidates = itertools.chain(
-        [_Candidate(named[0], named[1], named[1])] if named and named[1] else [],
-        _candidates(answer, ending, tools, syntax.unwrap()) if is_ok(syntax) else (),
-    )
-    around = _around_thought(writer, opening)
-    opened = (texts[0], texts[1].rpartition(WORDS)[0])
-    tried: Sequence[Mapping[str, Any]] | None = None
-    for content, written, calls, stands_for in candidates:
-        tried = calls if tried is None else tried
-        for message in _messages(content, written, around):
-            rendered = writer.write([USER, message], tools, opens=False)
-            if rendered is None:
-                continue
-            for made, number in stands_for.items():
-                rendered = rendered.replace(made, number, 1)
-            if _is_written(rendered, answer, ending, opened, syntax):
-                named_ids = writer.ids == "named"
-                given = ({**call, "id": named_id(call)} if named_ids else call for call in calls)
-                return ToolCalls(content, tuple(freeze(openai_call(call)) for call in given))
+    read = syntax.map(lambda known: _candidates(answer, known)).value_or(iter(()))
+    around, end = thought_beside_call(writer), syntax.map(lambda known: known.end).value_or(None)
+    tried: Sequence[JsonObject] | None = None
+    for candidate in itertools.chain(candidates, read):
+        tried = candidate.calls if tried is None else tried
+        for message in _messages(candidate, around):
+            rendered = writer.answer(message, answer.tools)
+            if rendered is not None and _is_written(candidate.numbered(rendered), answer, end):
+                named = map(named_call, candidate.calls)
+                calls = map(openai_call, named if writer.ids == "named" else candidate.calls)
+                return ToolCalls(candidate.content, tuple(map(freeze, calls)))
     if tried is None:
         return ToolCalls(unread=BEGUN)
     # a value with an end tag was not read as it was meant
-    form = "" if "</" in repr(tried) else _form(tried, tools, writer, opened)
-    return ToolCalls(unread=f"{OTHERWISE}: {form}" if form else OTHERWISE)
+    return _otherwise("" if "</" in repr(tried) else _form(tried, writer, answer), OTHERWISE)
 
 
-def _meant(answer: str, tools: Sequence[Any], writer: Writer, opened: Sequence[str]) -> str:
+def _meant(answer: _Answer, writer: Writer) -> str:
     """How the template writes the call that an answer has in another form; empty where the answer
     has no JSON of a call.
     """
-    names = {name for name, _ in map(tool_of, tools)}
-    for start in (found.start() for found in itertools.islice(re.finditer(r"\{", answer), 64)):
-        value, _ = json_at(answer, start)
-        inner = value.get("function") if isinstance(value, dict) else None
-        call = inner if isinstance(inner, dict) else value
-        if not isinstance(call, dict) or call.get("name") not in names:
-            continue
-        arguments = call.get("arguments", call.get("parameters"))
-        arguments = loads(arguments) if isinstance(arguments, str) else arguments
-        if isinstance(arguments, dict):
-            function = {"name": call["name"], "arguments": arguments}
-            meant = {"id": FIRST_ID, "type": "function", "function": function}
-            return _form([meant], tools, writer, opened)
-    return ""
+    names = {name for name, _ in map(tool_of, answer.tools)}
+    found = (_call_in(value, "") for value, _ in itertools.islice(json_in(answer.text, "{"), 64))
+    calls = ({**one, "id": FIRST_ID} for one in found if one and one["function"]["name"] in names)
+    meant = next(calls, None)
+    return "" if meant is None else _form([meant], writer, answer)
 
 
-def _form(
-    calls: Sequence[Mapping[str, Any]], tools: Sequence[Any], writer: Writer, opened: Sequence[str]
-) -> str:
+def _call_in(value: Any, call_id: str) -> JsonObject | None:
+    """The call that plain data are, with this id where they have none; None if they are no call."""
+    inner = value.get("function") if isinstance(value, Mapping) else None
+    function = inner if isinstance(inner, Mapping) else value
+    if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
+        return None
+    arguments = function.get("arguments", function.get("parameters"))
+    arguments = loads(arguments) if isinstance(arguments, str) else arguments
+    if not isinstance(arguments, Mapping):
+        return None
+    return call(function["name"], dict(arguments), str(value.get("id") or call_id))
+
+
+def _form(calls: Sequence[JsonObject], writer: Writer, answer: _Answer) -> str:
     """How the template writes these calls; empty where it does not."""
-    text = writer.write([USER, said("", *calls)], tools, opens=False) or ""
-    syntax = syntax_of(writer)
-    end = syntax.unwrap().end if is_ok(syntax) else ""
-    before = next((one for one in opened if one and text.startswith(one)), text)
+    text = writer.answer(assistant("", *calls), answer.tools) or ""
+    end = syntax_of(writer).map(lambda syntax: syntax.end).value_or("")
+    before = next((one for one in answer.opened if one and text.startswith(one)), text)
     form = text.removeprefix(before).removesuffix(end)
     return repr(form)[:600] if calls[0]["function"]["name"] in form else ""
 
@@ -318,134 +296,103 @@ class _Candidate(NamedTuple):
 
     content: str
     """The text before the calls."""
-    written: Sequence[Mapping[str, Any]]
+    written: Sequence[JsonObject]
     """The calls, of which the template is to write the text of the answer."""
-    calls: Sequence[Mapping[str, Any]]
+    calls: Sequence[JsonObject]
     """The calls, as they are given: their tagged values have types."""
     stands_for: Mapping[str, str] = NOTHING
     """Ids that were made, and those of the answer in their places."""
 
+    def numbered(self, rendered: str) -> str:
+        """The text with the ids of the answer."""
+        for made, number in self.stands_for.items():
+            rendered = rendered.replace(made, number, 1)
+        return rendered
 
-def _candidates(
-    answer: str, ending: str, tools: Sequence[Any], syntax: Syntax
-) -> Iterator[_Candidate]:
-    start = answer.find(syntax.open)
-    reads = _sequence(answer, start + len(syntax.open), syntax, ending)
+
+def _candidates(answer: _Answer, syntax: Syntax) -> Iterator[_Candidate]:
+    start = answer.text.find(syntax.open)
+    reads = _sequence(answer.text, start + len(syntax.open), syntax, answer.ending)
     if not reads:
         return
-    before = answer[:start]
-    bare = before.removeprefix(syntax.lead)
+    before = answer.text[:start]
     contents = dict.fromkeys(
         content
-        for text in (bare, before)
+        for text in (before.removeprefix(syntax.lead), before)
         for content in (text.removesuffix(syntax.glue), text, text.rstrip("\n"), text.strip())
     )
-    made = [f"call{index:05d}" for index in range(len(reads))]
-    numbers = [read.number or own for read, own in zip(reads, made, strict=True)]
-    texts = not all(isinstance(read.arguments, Mapping) for read in reads)
+    made = tuple(numbered_id(index) for index in range(len(reads)))
+    numbers = tuple(read.number or own for read, own in zip(reads, made, strict=True))
+    tagged = any(not isinstance(read.arguments, Mapping) for read in reads)
     # a template may refuse the ids that a model writes
-    for ids in (numbers, made)[: 1 if numbers == made else 2]:
-        stands_for = {
-            own: number
-            for own, number in zip(made, numbers, strict=True)
-            if ids is made and own != number
-        }
-        typed = _calls(reads, ids, tools, "schema")
-        for how in ("schema", "json", "text") if texts else ("schema",):
-            written = typed if how == "schema" else _calls(reads, ids, tools, how)
+    for ids in dict.fromkeys((numbers, made)):
+        pairs = zip(ids, numbers, strict=True)
+        stands_for = {own: number for own, number in pairs if own != number}
+        typed = _calls(reads, ids, answer.tools, "schema")
+        for how in ("schema", "json", "text") if tagged else ("schema",):
+            written = typed if how == "schema" else _calls(reads, ids, answer.tools, how)
+            calls = written if how == "json" else typed
             for content in contents:
-                calls = written if how == "json" else typed
                 yield _Candidate(content, written, calls, stands_for)
 
 
 def _calls(
     reads: Sequence[_Read], ids: Sequence[str], tools: Sequence[Any], how: str
-) -> list[dict[str, Any]]:
+) -> list[JsonObject]:
     return [
-        {
-            "id": own,
-            "type": "function",
-            "function": {"name": read.name, "arguments": _typed(read, tools, how)},
-        }
-        for read, own in zip(reads, ids, strict=True)
+        call(read.name, _typed(read, tools, how), own) for read, own in zip(reads, ids, strict=True)
     ]
 
 
-def _around_thought(writer: Writer, opening: str) -> tuple[str, str, str] | None:
-    """The field of a thought before a call, and what is before and behind it, up to the call."""
-    thought = thought_before_call(writer)
-    if thought is None or not opening or opening not in thought.closing:
-        return None
-    return thought.field, thought.opens, thought.closing.rpartition(opening)[0]
-
-
-def _messages(
-    content: str, calls: Sequence[Mapping[str, Any]], around: tuple[str, str, str] | None
-) -> Iterator[dict[str, Any]]:
+def _messages(candidate: _Candidate, around: ThoughtIn | None) -> Iterator[JsonObject]:
     """The assistant's message, with the thoughts in the text and apart."""
-    yield said(content, *calls)
-    field, opens, closing = around or ("", "", "")
-    if around and content.startswith(opens) and content.removeprefix(opens).endswith(closing):
-        yield {**said("", *calls), field: content.removeprefix(opens).removesuffix(closing)}
-    thought = reasoning_of(content)
+    content, calls = candidate.content, candidate.written
+    yield assistant(content, *calls)
+    if around and content.startswith(around.opens):
+        inner = content.removeprefix(around.opens)
+        if inner.endswith(around.closing):
+            yield {**assistant("", *calls), around.field: inner.removesuffix(around.closing)}
+    thought, opened = reasoning_of(content), reasoning_of(content, opened=True)
+    if not thought.reasoning and opened.closed:
+        thought = opened
     if thought.reasoning:
-        yield {**said(thought.answer, *calls), "reasoning_content": thought.reasoning}
-    elif "</think>" in content or content.strip():
-        opened = reasoning_of(content, opened=True)
-        if opened.closed and opened.reasoning:
-            yield {**said(opened.answer, *calls), "reasoning_content": opened.reasoning}
+        yield {**assistant(thought.answer, *calls), "reasoning_content": thought.reasoning}
 
 
-def _is_written(
-    rendered: str, answer: str, ending: str, opened: Sequence[str], syntax: Slot[Syntax]
-) -> bool:
+def _is_written(rendered: str, answer: _Answer, end: str | None) -> bool:
     """Whether the conversation, as the template writes it, ends with the very text of the answer
-    and what the template writes behind an answer. Before it is one of the turns `opened`; the
+    and what the template writes behind an answer. Before it is one of the turns that open one; the
     first, the prompt, may end in more white space, where the answer begins with none.
     """
-    begins = [*opened]
-    if not answer[:1].isspace():
-        bare = opened[0].rstrip()
-        begins += [opened[0][:end] for end in range(len(bare), len(opened[0]))]
-    ends = [rendered, rendered.rstrip().removesuffix(ending.strip())]
-    ends += [rendered.removesuffix(syntax.unwrap().end)] if is_ok(syntax) else []
+    text, prompt = answer.text, answer.opened[0]
+    begins = [*answer.opened]
+    if not text[:1].isspace():
+        begins += [prompt[:size] for size in range(len(prompt.rstrip()), len(prompt))]
+    ends = [rendered, rendered.rstrip().removesuffix(answer.ending.strip())]
+    ends += [] if end is None else [rendered.removesuffix(end)]
     return any(
-        text.endswith(answer) and text[: len(text) - len(answer)] in begins
-        for end in ends
-        for text in (end, end.rstrip("\n"))
+        whole.endswith(text) and whole[: len(whole) - len(text)] in begins
+        for until in ends
+        for whole in (until, until.rstrip("\n"))
     )
 
 
-def _by_checkpoint(
-    answer: str, prompt: str, tools: Sequence[Any], renderer: Renderer
-) -> tuple[str, list[dict[str, Any]]] | None:
+def _by_checkpoint(answer: _Answer, renderer: Renderer) -> _Candidate | None:
     """What the checkpoint's own reader finds; None where it has none, or fails."""
     read = getattr(renderer, "read_response", None)
     if read is None:
         return None
     slot = guard(
-        lambda: read(answer, prompt=prompt, tools=tools),
+        lambda: read(answer.text, prompt=answer.opened[0], tools=answer.tools),
         lambda raised: InvalidRequest(raised.words),
         known=(Exception,),
     )
-    message = slot.unwrap() if is_ok(slot) else None
+    message = slot.value_or(None)
     if not isinstance(message, Mapping):
         return None
-    calls = []
-    for index, call in enumerate(message.get("tool_calls") or ()):
-        function = call.get("function") if isinstance(call, Mapping) else None
-        if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
-            return None
-        arguments = function.get("arguments")
-        arguments = loads(arguments) if isinstance(arguments, str) else arguments
-        if not isinstance(arguments, Mapping):
-            return None
-        calls.append(
-            {
-                "id": str(call.get("id") or f"call{index:05d}"),
-                "type": "function",
-                "function": {"name": function["name"], "arguments": dict(arguments)},
-            }
-        )
+    entries = message.get("tool_calls") or ()
+    found = [_call_in(one, numbered_id(index)) for index, one in enumerate(entries)]
+    calls = [one for one in found if one is not None]
     content = message.get("content")
-    return (content if isinstance(content, str) else ""), calls
+    text = content if isinstance(content, str) else ""
+    return _Candidate(text, calls, calls) if len(calls) == len(found) else None

@@ -17,6 +17,7 @@ render as a first prompt's.
 from __future__ import annotations
 
 import functools
+import itertools
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -31,19 +32,15 @@ from pipegen.ending.detokenize import spell
 from pipegen.engines.tokenizer import Renderer, Tokenizer
 from pipegen.records.continues import Continues, text_crc32
 from pipegen.records.fields import integer, record, token_ids, unchecked_replace
-from pipegen.records.frozen import FrozenMapping, freeze, thaw
+from pipegen.records.frozen import freeze
 from pipegen.records.messages import Message, plain_messages
 from pipegen.records.options import ChatTemplateOptions
 from pipegen.records.requests import GenerationRequest
 from pipegen.records.results import PreparedImage
 from pipegen.template.control_tokens import ControlTokens
 from pipegen.template.placeholders import Placeholders, kind_of
-from pipegen.template.template import (
-    call_template,
-    honours_thinking,
-    probe_variables,
-    shape_content,
-)
+from pipegen.template.probe import call, numbered_id, tool
+from pipegen.template.template import Template, template_of
 from pipegen.template.untrusted import Marks
 
 if TYPE_CHECKING:
@@ -139,24 +136,17 @@ def _calls_for(new: Sequence[Message]) -> tuple[tuple[str, str], ...]:
         if message.role != "tool":
             break
         call_id, name = (message.extras.get(key) for key in ("tool_call_id", "name"))
-        calls.append((str(call_id or f"call{len(calls):05d}"), str(name or "probe")))
+        calls.append((str(call_id or numbered_id(len(calls))), str(name or "probe")))
     return tuple(calls)
 
 
 def _answer(sentinel: str, kind: Kind, calls: Sequence[tuple[str, str]]) -> Message:
     if kind == "text":
         return Message(role="assistant", content=sentinel)
-    last = len(calls) - 1
+    words = [*["none"] * (len(calls) - 1), sentinel]
     entries = [
-        {
-            "id": call_id,
-            "type": "function",
-            "function": {
-                "name": name,
-                "arguments": {"probe": sentinel if index == last else "none"},
-            },
-        }
-        for index, (call_id, name) in enumerate(calls)
+        call(name, {"probe": word}, call_id)
+        for (call_id, name), word in zip(calls, words, strict=True)
     ]
     return Message(role="assistant", content="", extras=freeze({"tool_calls": entries}))
 
@@ -170,53 +160,42 @@ class _Shape(NamedTuple):
 
 
 @functools.lru_cache(maxsize=128)
-def _shape(
-    renderer: Renderer,
-    template: str | None,
-    variables: FrozenMapping,
-    probed: FrozenMapping,
-    form: Form,
-) -> Slot[_Shape]:
-    """How the template goes on after an answer; `TemplateFailed` where that is not well defined.
+def _shape(template: Template, form: Form) -> Slot[_Shape]:
+    """How the template goes on after an answer; `TemplateFailed` where that is not well defined."""
+    of_text = functools.partial(_shape_of, "text", template, form)
+    if form.roles[0][0] != "tool":
+        return of_text()
+    return _shape_of("call", template, form).lash(lambda _: of_text())
 
-    `variables` are all of the template's, `probed` the caller's.
-    """
-    new = _probes(form)
-    kinds: tuple[Kind, ...] = ("call", "text") if form.roles[0][0] == "tool" else ("text",)
-    error = TemplateFailed("no kind of answer was tried")
-    for kind in kinds:
-        after: list[Slot[str]] = []
-        ends: list[Slot[str]] = []
-        for earlier in _earlier(form):
-            for sentinel in _SENTINELS:
-                last = history_of(new, sentinel, kind)[:2]
-                for following, texts in ((new, after), ((), ends)):
-                    text = _rendered(
-                        (*earlier, *last, *following),
-                        bool(following),
-                        renderer,
-                        template,
-                        variables,
-                        probed,
-                        form,
-                    )
-                    texts.append(text.bind(functools.partial(_following, sentinel)))
-        failed = next((slot.failure() for slot in after if not is_ok(slot)), None)
-        written = {slot.unwrap() for slot in after if is_ok(slot)}
-        absent = _unwritten_role(form, next(iter(written), ""))
-        if failed is None and len(written) == 1 and absent is None:
-            endings = sorted({slot.unwrap() for slot in ends if is_ok(slot)})
-            return Success(_Shape(kind, tuple(endings)))
-        reason = (
-            failed.message
-            if failed is not None
-            else "what it writes after an answer depends on the answer, or on the turns before it"
-            if len(written) != 1
-            else f"it does not write a turn of role {absent!r} behind an answer"
+
+def _shape_of(kind: Kind, template: Template, form: Form) -> Slot[_Shape]:
+    """The same, after an answer of this kind."""
+    new, tools = _probes(form), [tool("probe", "probe")] if form.tools else []
+    written: set[str] = set()
+    ends: set[str] = set()
+    for earlier, sentinel in itertools.product(_earlier(form), _SENTINELS):
+        turns = plain_messages((*earlier, *history_of(new, sentinel, kind)))
+        behind = functools.partial(_following, sentinel)
+        after = template.write(turns, tools).bind(behind)
+        if not is_ok(after):
+            return _no_bridge(after.failure().message)
+        written.add(after.unwrap())
+        ended = {"add_generation_prompt": False, "continue_final_message": False}
+        end = template.write(turns[: -len(new)], tools, **ended).bind(behind)
+        ends.update([end.unwrap()] if is_ok(end) else ())
+    if len(written) > 1:
+        return _no_bridge(
+            "what it writes after an answer depends on the answer, or on the turns before it"
         )
-        message = f"the chat template has no bridge to such a turn: {reason}"
-        error = TemplateFailed(message, hint=_ADVICE)
-    return Failure(error)
+    absent = _unwritten_role(form, written.pop())
+    if absent is not None:
+        return _no_bridge(f"it does not write a turn of role {absent!r} behind an answer")
+    return Success(_Shape(kind, tuple(sorted(ends))))
+
+
+def _no_bridge(why: str) -> Slot[_Shape]:
+    message = f"the chat template has no bridge to such a turn: {why}"
+    return Failure(TemplateFailed(message, hint=_ADVICE))
 
 
 def _unwritten_role(form: Form, after: str) -> str | None:
@@ -235,58 +214,21 @@ def _words(index: int) -> str:
 
 def _earlier(form: Form) -> tuple[tuple[Message, ...], ...]:
     """What may be before the last turn, and must not change what follows it."""
-    other: Any = "Other words"
-    if any(has for _, has in form.roles):
-        other = [{"type": "image"}, {"type": "text", "text": "Other words"}]
-    return (), (Message(role="user", content=other), Message(role="assistant", content="Yes."))
+    content = _content("Other words", any(has for _, has in form.roles))
+    return (), (Message(role="user", content=content), Message(role="assistant", content="Yes."))
+
+
+def _content(words: str, has_images: bool) -> Any:
+    return [{"type": "image"}, {"type": "text", "text": words}] if has_images else words
 
 
 def _probes(form: Form) -> tuple[Message, ...]:
     messages = []
     for index, (role, has_images) in enumerate(form.roles):
-        content: Any = _words(index)
-        if has_images:
-            content = [{"type": "image"}, {"type": "text", "text": content}]
-        extras = {"tool_call_id": f"call{index:05d}", "name": "probe"} if role == "tool" else {}
+        extras = {"tool_call_id": numbered_id(index), "name": "probe"} if role == "tool" else {}
+        content = _content(_words(index), has_images)
         messages.append(Message(role=role, content=content, extras=freeze(extras)))
     return tuple(messages)
-
-
-def _rendered(
-    messages: Sequence[Message],
-    opens: bool,
-    renderer: Renderer,
-    template: str | None,
-    variables: FrozenMapping,
-    probed: FrozenMapping,
-    form: Form,
-) -> Slot[str]:
-    shaped = [
-        shape_content(message, renderer, template, probed) for message in plain_messages(messages)
-    ]
-    switches = {} if opens else {"add_generation_prompt": False, "continue_final_message": False}
-    return call_template(
-        renderer,
-        shaped,
-        tools=[_TOOL] if form.tools else [],
-        template=template,
-        variables={**thaw(variables), **switches},
-        probes=True,
-    )
-
-
-_TOOL = {
-    "type": "function",
-    "function": {
-        "name": "probe",
-        "description": "probe",
-        "parameters": {
-            "type": "object",
-            "properties": {"probe": {"type": "string", "description": "probe"}},
-            "required": ["probe"],
-        },
-    },
-}
 
 
 def _following(sentinel: str, text: str, marks: Marks | None = None) -> Slot[str]:
@@ -346,27 +288,15 @@ def bridged(
             )
         )
     new, answer = messages[continues.messages :], messages[continues.messages - 1]
-    more: Mapping[str, Any] = chat.template_kwargs or FrozenMapping()
-    probed = probe_variables(more)
-    honoured = honours_thinking(renderer, chat.template, probed)
-    variables = freeze(
-        {
-            "add_generation_prompt": bool(chat.add_generation_prompt),
-            "continue_final_message": bool(chat.continue_final_message),
-            **({"enable_thinking": bool(chat.enable_thinking)} if honoured else {}),
-            **more,
-        }
-    )
-    shape_slot = _shape(
-        renderer, chat.template, variables, probed, form_of(new, bool(request.tools))
-    )
-    if not is_ok(shape_slot):
-        return Failure(shape_slot.failure())
-    shape = shape_slot.unwrap()
+    template = template_of(renderer, chat)
+    switches = {
+        "add_generation_prompt": bool(chat.add_generation_prompt),
+        "continue_final_message": bool(chat.continue_final_message),
+    }
+    template = template._replace(variables=freeze({**switches, **template.variables}))
     sentinel = sentinel_for([str(plain_messages(new)), str(request.tools)])
-    short = render(history_of(new, sentinel, shape.kind, _calls_of(answer, new)))
 
-    def cut(rendered: Rendered) -> Slot[Rendered]:
+    def cut(shape: _Shape, rendered: Rendered) -> Slot[Rendered]:
         behind = _following(sentinel, rendered.to_tokenize, rendered.marks)
         if not is_ok(behind):
             return Failure(behind.failure().with_fields(hint=_ADVICE))
@@ -391,7 +321,11 @@ def bridged(
         )
         return Success(unchecked_replace(bridge, request=request, before=before))
 
-    return short.bind(cut)
+    def bridge_of(shape: _Shape) -> Slot[Rendered]:
+        short = render(history_of(new, sentinel, shape.kind, _calls_of(answer, new)))
+        return short.bind(functools.partial(cut, shape))
+
+    return _shape(template, form_of(new, bool(request.tools))).bind(bridge_of)
 
 
 def _crc32_of(continues: Continues, tokenizer: Tokenizer) -> int:
@@ -426,10 +360,10 @@ def _calls_of(answer: Message, new: Sequence[Message]) -> tuple[tuple[str, str],
     """The ids and names of the answer's tool calls; those of the results where it has none."""
     calls = answer.extras.get("tool_calls") or ()
     named: dict[str, str] = {}
-    for call in calls if isinstance(calls, tuple) else ():
-        function = call.get("function") if isinstance(call, Mapping) else None
+    for each in calls if isinstance(calls, tuple) else ():
+        function = each.get("function") if isinstance(each, Mapping) else None
         if isinstance(function, Mapping):
-            named[str(call.get("id"))] = str(function.get("name"))
+            named[str(each.get("id"))] = str(function.get("name"))
     of_results = _calls_for(new)
     if named and all(call_id in named for call_id, _ in of_results):
         return tuple(named.items())

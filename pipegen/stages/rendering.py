@@ -58,10 +58,8 @@ from pipegen.template.template import (
     author,
     call_template,
     honours_thinking,
-    is_inert,
-    probe_variables,
+    probed_template,
     shape_content,
-    unwritten_words,
 )
 from pipegen.template.template_facts import template_facts
 from pipegen.template.thinking import thinks_apart, thought_form
@@ -73,6 +71,7 @@ from pipegen.template.untrusted import (
     foreign_strings,
     trusted_part,
 )
+from pipegen.template.unwritten import is_inert, unwritten_words
 
 __all__ = ["Rendered", "is_guarded", "is_guarded_prompt", "render", "render_row"]
 
@@ -289,8 +288,7 @@ def render_row(
 def _control(
     chat: ChatTemplateOptions, tokenizer: Tokenizer, renderer: Renderer, written: str
 ) -> ControlTokens:
-    probed = probe_variables(chat.template_kwargs or NOTHING)
-    return template_facts(tokenizer, renderer, chat.template, probed, written).control
+    return template_facts(tokenizer, probed_template(renderer, chat), written).control
 
 
 def _prompt(
@@ -395,24 +393,18 @@ def _render_messages(
     refusal = _refusal(plain.messages, chat, more, renderer)
     if refusal is not None:
         return Failure(refusal)
-    probed = probe_variables(more)
+    template, continued = probed_template(renderer, chat), bool(chat.continue_final_message)
     shaped = plain._replace(
         messages=[
-            shape_content(
-                message,
-                renderer,
-                chat.template,
-                probed,
-                continued=bool(chat.continue_final_message) and message is plain.messages[-1],
-            )
+            shape_content(message, template, continued=continued and message is plain.messages[-1])
             for message in plain.messages
         ]
     )
-    honoured = honours_thinking(renderer, chat.template, probed)
+    honoured = honours_thinking(template)
     thinking: Thinking = "honoured" if honoured else "unsupported"
     switches = {
         "add_generation_prompt": bool(chat.add_generation_prompt),
-        "continue_final_message": bool(chat.continue_final_message),
+        "continue_final_message": continued,
         **({"enable_thinking": bool(chat.enable_thinking)} if honoured else {}),
     }
 
@@ -430,7 +422,7 @@ def _render_messages(
         readable = write(shaped._replace(messages=without_unread(shaped.messages)))
         if is_ok(readable):
             return Failure(_not_taken(unread, renderer))
-    unwritten = unwritten_words(write, shaped, renderer, chat.template, probed)
+    unwritten = unwritten_words(write, shaped, template)
     if unwritten is not None:
         return Failure(unwritten)
     if not is_guarded(job.request, chat):
@@ -439,7 +431,7 @@ def _render_messages(
                 request=job.request, options=job.options, text=text, thinking=thinking
             )
         )
-    facts = template_facts(tokenizer, renderer, chat.template, probed, written)
+    facts = template_facts(tokenizer, template, written)
     control = facts.control
     trust, refuses = OWN.union(chat.trust or ()), chat.control_tokens == "reject"
     texts = foreign_strings(shaped, trust)
@@ -449,9 +441,7 @@ def _render_messages(
 
     def compared(beyond: frozenset[str]) -> frozenset[str]:
         return frozenset(
-            text
-            for text in facts.compared(words, beyond)
-            if not is_inert(text, renderer, chat.template, control)
+            text for text in facts.compared(words, beyond) if not is_inert(text, template, control)
         )
 
     sought = compared(guarded)

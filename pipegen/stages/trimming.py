@@ -40,7 +40,8 @@ from pipegen.records.results import (
 )
 from pipegen.stages.gather_samples import GATHER
 from pipegen.template.call_signs import what_cut
-from pipegen.template.call_syntax import FIRST_ID, loads, openai_call, writer_of
+from pipegen.template.call_syntax import loads, openai_call, writer_of
+from pipegen.template.probe import call
 
 __all__ = ["trim", "trim_row", "trimmed", "trimmers", "with_tool_calls"]
 
@@ -160,8 +161,7 @@ def with_tool_calls(
     """
     if raw.call is not None and result.finish is Finish.EOS:
         name, arguments = raw.call
-        function = {"name": name, "arguments": loads(arguments)}
-        forced = freeze(openai_call({"id": FIRST_ID, "type": "function", "function": function}))
+        forced = freeze(openai_call(call(name, loads(arguments))))
         return dataclasses.replace(result, tool_calls=(forced,), content="")
     ends_by_token = result.finish in (Finish.EOS, Finish.STOP_TOKEN)
     count = len(result.token_ids) - 1 if ends_by_token else len(result.token_ids)

@@ -4,7 +4,7 @@ Calls with sentinels as name, argument and value are rendered. What stands befor
 the sentinels is the syntax. Arguments are JSON, or tagged values.
 
 >>> from pipegen.testing.fake import ToyRenderer
->>> syntax_of(Writer(ToyRenderer())).unwrap().open
+>>> syntax_of(Writer(Template(ToyRenderer()))).unwrap().open
 '[{"id": "'
 """
 
@@ -14,7 +14,7 @@ import functools
 import itertools
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 from returns.result import Failure, Success
@@ -22,23 +22,16 @@ from returns.result import Failure, Success
 from pipegen.core.errors import TemplateFailed
 from pipegen.core.slots import Slot, is_ok
 from pipegen.engines.tokenizer import Renderer
-from pipegen.records.frozen import NOTHING, FrozenMapping, freeze, thaw
 from pipegen.records.options import ChatTemplateOptions
-from pipegen.template.template import (
-    call_template,
-    honours_thinking,
-    probe_variables,
-    shape_content,
-)
+from pipegen.template.probe import USER, JsonObject, assistant, between, call, tool
+from pipegen.template.template import Template, template_of
 
 __all__ = [
     "ARGUMENTS",
-    "FIRST_ID",
     "ID",
     "NAME",
     "THOUGHT",
     "TOOLS",
-    "USER",
     "WORDS",
     "Syntax",
     "ThoughtIn",
@@ -46,26 +39,28 @@ __all__ = [
     "arguments_in",
     "common_beginning",
     "json_at",
+    "json_in",
     "loads",
-    "named_id",
-    "said",
+    "named_call",
+    "openai_call",
     "syntax_of",
     "thought_before_call",
+    "thought_beside_call",
     "thoughts_in",
     "tool_of",
-    "openai_call",
     "writer_of",
     "writers_of",
 ]
 
 NAME, THOUGHT, WORDS = "zqone", "Qzthought", "Qzwords"
-_NAMES, _KEYS, _VALUES = (NAME, "zqtwo"), ("zqkey", "zqmore"), ("QZXJ7", "QZXK8")
-FIRST_ID = "call00000"
-"""The id of a call that has none."""
 ID = "zqid00001"
-ARGUMENTS = {_KEYS[0]: _VALUES[0]}
-_IDS = (ID, "zqid00002")
-USER = {"role": "user", "content": "Hello there"}
+_NEXT_NAME, _NEXT_ID = "zqtwo", "zqid00002"
+_KEY, _NEXT_KEY = "zqkey", "zqmore"
+_VALUE, _NEXT_VALUE = "QZXJ7", "QZXK8"
+ARGUMENTS = {_KEY: _VALUE}
+_BOTH = {**ARGUMENTS, _NEXT_KEY: _NEXT_VALUE}
+TOOLS = [tool(name, _KEY, _NEXT_KEY) for name in (NAME, _NEXT_NAME)]
+_CALL = call(NAME, ARGUMENTS, ID)
 _THOUGHT_FIELDS = ("reasoning_content", "reasoning", "thinking")
 
 _TAG_BEGUN = re.compile(r"[<\[][^<>\[\]]*$")
@@ -75,102 +70,90 @@ _LAST_TAG = re.compile(r"(<[^/<>][^<>]*>|\[[^/\[\]]+\])\s*$")
 
 
 class Writer(NamedTuple):
-    """A chat template with its variables, as a request has them."""
+    """A chat template as a request has it, and how the ids of calls are written."""
 
-    renderer: Renderer
-    template: str | None = None
-    variables: FrozenMapping = NOTHING
-    probed: FrozenMapping = NOTHING
+    template: Template
     ids: Literal["written", "left out", "named"] = "written"
     """The ids of calls: as the template writes them, left out of what it writes, or made of the
     call's name (`functions.NAME:ID`), whatever number the template gives a call.
     """
 
-    def write(
-        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Any], *, opens: bool
-    ) -> str | None:
-        """The conversation as text; None where the template rejects it. Some take the arguments of
-        calls only as JSON text.
+    @property
+    def opening(self) -> str:
+        """What is before the name of the first call; empty where that is not known."""
+        return syntax_of(self).map(lambda syntax: syntax.open).value_or("")
+
+    def prompt(self, tools: Sequence[JsonObject], **more: bool) -> str:
+        """A short conversation up to the answer; empty where the template rejects it."""
+        return self.template.write([USER], tools, add_generation_prompt=True, **more).value_or("")
+
+    def answer(self, message: JsonObject, tools: Sequence[JsonObject]) -> str | None:
+        """The conversation with this answer; None where the template rejects it. Some take the
+        arguments of calls only as JSON text.
         """
-        calls = [call for message in messages for call in message.get("tool_calls") or ()]
-        if calls and self.ids == "named":
-            messages = [*map(_with_names, messages)]
-        text = self._written(messages, tools, opens)
-        if text is None and calls:
-            text = self._written([*map(_with_text, messages)], tools, opens)
+        calls = message.get("tool_calls") or ()
+        message = _with_calls(message, named_call) if self.ids == "named" else message
+        slot = self.template.write([USER, message], tools)
+        if calls and not is_ok(slot):
+            slot = self.template.write([USER, _with_calls(message, openai_call)], tools)
+        text = slot.value_or(None)
         if text is None or self.ids == "written":
             return text
         return (_without_ids if self.ids == "left out" else _with_ids)(text, calls)
 
-    def _written(
-        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Any], opens: bool
-    ) -> str | None:
-        slot = call_template(
-            self.renderer,
-            [
-                shape_content(message, self.renderer, self.template, self.probed)
-                for message in messages
-            ],
-            tools=tools,
-            template=self.template,
-            variables={
-                **thaw(self.variables),
-                "add_generation_prompt": opens,
-                "continue_final_message": False,
-            },
-            probes=True,
-        )
-        return slot.unwrap() if is_ok(slot) else None
 
-
-def _with_text(message: Mapping[str, Any]) -> Mapping[str, Any]:
+def _with_calls(
+    message: JsonObject, change: Callable[[Mapping[str, Any]], JsonObject]
+) -> JsonObject:
     calls = message.get("tool_calls")
-    return {**message, "tool_calls": [*map(openai_call, calls)]} if calls else message
+    return {**message, "tool_calls": [*map(change, calls)]} if calls else message
 
 
-def _with_names(message: Mapping[str, Any]) -> Mapping[str, Any]:
-    calls = [{**call, "id": named_id(call)} for call in message.get("tool_calls") or ()]
-    return {**message, "tool_calls": calls} if calls else message
+def named_call(one: Mapping[str, Any]) -> JsonObject:
+    """The call with an id that is made of its name.
 
-
-def named_id(call: Mapping[str, Any]) -> str:
-    """The id of a call, made of its name.
-
-    >>> named_id({"id": "0", "function": {"name": "add"}})
+    >>> named_call(call("add", {}, "0"))["id"]
     'functions.add:0'
     """
-    return f"functions.{call['function']['name']}:{call['id']}"
+    return {**one, "id": f"functions.{one['function']['name']}:{one['id']}"}
 
 
-def _with_ids(text: str, calls: Sequence[Mapping[str, Any]]) -> str:
+def openai_call(one: Mapping[str, Any]) -> JsonObject:
+    """The call in the OpenAI form: its arguments are JSON text."""
+    function = one["function"]
+    arguments = json.dumps(function["arguments"], ensure_ascii=False)
+    return {**one, "function": {**function, "arguments": arguments}}
+
+
+def _with_ids(text: str, calls: Sequence[JsonObject]) -> str:
     """The text with the ids of its calls where the template counts them."""
     parts: list[str] = []
     place = 0
-    for index, call in enumerate(calls):
-        counted = re.escape(named_id({**call, "id": index}))
+    for index, one in enumerate(calls):
+        counted = re.escape(named_call({**one, "id": index})["id"])
         found = re.compile(rf"{counted}(?![0-9])").search(text, place)
         if found:
-            parts += [text[place : found.start()], named_id(call)]
+            parts += [text[place : found.start()], named_call(one)["id"]]
             place = found.end()
     return "".join((*parts, text[place:]))
 
 
-def _without_ids(text: str, calls: Sequence[Mapping[str, Any]]) -> str:
+def _without_ids(text: str, calls: Sequence[JsonObject]) -> str:
     """The text without the ids of its calls, and without the keys or tags before them."""
-    return functools.reduce(_without_id, calls, text)
-
-
-def _without_id(text: str, call: Mapping[str, Any]) -> str:
-    word = re.escape(call["id"])
-    for pattern in (
-        rf',\s*"\w+":\s*"{word}"',
-        rf'"\w+":\s*"{word}",\s*',
-        rf"(<[^<>]+>|\[[^\[\]]+\]){word}(?=[<\[])",
-    ):
-        shorter, count = re.subn(pattern, "", text, count=1)
-        if count:
-            return shorter
+    for word in (re.escape(one["id"]) for one in calls):
+        forms = (
+            rf',\s*"\w+":\s*"{word}"',
+            rf'"\w+":\s*"{word}",\s*',
+            rf"(<[^<>]+>|\[[^\[\]]+\]){word}(?=[<\[])",
+        )
+        form = next((form for form in forms if re.search(form, text)), "(?!)")
+        text = re.sub(form, "", text, count=1)
     return text
+
+
+def writer_of(renderer: Renderer, chat: ChatTemplateOptions) -> Writer:
+    """The template as these options have it rendered."""
+    return Writer(template_of(renderer, chat))
 
 
 @functools.lru_cache(maxsize=32)
@@ -179,16 +162,15 @@ def writers_of(writer: Writer) -> tuple[Writer, ...]:
     writes. Others make ids of names.
 
     >>> from pipegen.testing.fake import ToyRenderer
-    >>> [each.ids for each in writers_of(Writer(ToyRenderer()))]
+    >>> [each.ids for each in writers_of(Writer(Template(ToyRenderer())))]
     ['written', 'left out']
     """
     plain = writer._replace(ids="written")
-    calls = [_call(index, ARGUMENTS) for index in range(2)]
-    both = plain.write([USER, said("", *calls)], TOOLS, opens=False) or ""
-    counted = all(f"{name}:{index}" in both for index, name in enumerate(_NAMES))
+    calls = _CALL, call(_NEXT_NAME, ARGUMENTS, _NEXT_ID)
+    both = plain.answer(assistant("", *calls), TOOLS) or ""
+    counted = f"{NAME}:0" in both and f"{_NEXT_NAME}:1" in both
     named = counted or (NAME not in both and ID in both)
-    syntax = syntax_of(plain)
-    numbered = is_ok(syntax) and "id" in syntax.unwrap().holes
+    numbered = "id" in syntax_of(plain).map(lambda syntax: syntax.holes).value_or(())
     others = [
         *([plain._replace(ids="named")] if named else ()),
         *([plain._replace(ids="left out")] if numbered else ()),
@@ -201,22 +183,6 @@ def tool_of(tool: Any) -> tuple[str, Any]:
     """The name of a tool, and the schema of its arguments."""
     function = tool.get("function", tool) if isinstance(tool, Mapping) else {}
     return str(function.get("name") or ""), function.get("parameters") or {"type": "object"}
-
-
-def openai_call(call: Mapping[str, Any]) -> dict[str, Any]:
-    """The call in the OpenAI form: its arguments are JSON text."""
-    function = call["function"]
-    arguments = json.dumps(function["arguments"], ensure_ascii=False)
-    return {**call, "function": {**function, "arguments": arguments}}
-
-
-def writer_of(renderer: Renderer, chat: ChatTemplateOptions) -> Writer:
-    """The template as these options have it rendered."""
-    more = chat.template_kwargs or NOTHING
-    probed = probe_variables(more)
-    honoured = honours_thinking(renderer, chat.template, probed)
-    thinking = {"enable_thinking": bool(chat.enable_thinking)} if honoured else {}
-    return Writer(renderer, chat.template, freeze({**thinking, **more}), probed)
 
 
 class Syntax(NamedTuple):
@@ -256,120 +222,98 @@ class Syntax(NamedTuple):
     """For tagged values: what follows the name where there are no arguments."""
 
 
-def _call(index: int, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        "id": _IDS[index],
-        "type": "function",
-        "function": {"name": _NAMES[index], "arguments": dict(arguments)},
-    }
-
-
-def said(content: str, *calls: Mapping[str, Any]) -> dict[str, Any]:
-    """A message of the assistant."""
-    return {"role": "assistant", "content": content, **({"tool_calls": [*calls]} if calls else {})}
-
-
-TOOLS = [
-    {
-        "type": "function",
-        "function": {
-            "name": name,
-            "description": name,
-            "parameters": {
-                "type": "object",
-                "properties": {key: {"type": "string", "description": key} for key in _KEYS},
-                "required": [],
-            },
-        },
-    }
-    for name in _NAMES
-]
-
-
 @functools.lru_cache(maxsize=64)
 def syntax_of(writer: Writer) -> Slot[Syntax]:
     """The syntax of the template's calls; `TemplateFailed` where it cannot be derived."""
-
-    def written(*calls: Mapping[str, Any], content: str = "") -> str | None:
-        return writer.write([USER, said(content, *calls)], TOOLS, opens=False)
-
-    single = written(_call(0, ARGUMENTS))
-    if single is None or any(word not in single for word in (NAME, _VALUES[0])):
-        return Failure(TemplateFailed("the chat template does not write the name of a call"))
-    plain = written(content=WORDS) or ""
-    head, _, end = plain.rpartition(WORDS)
-    worded = written(_call(0, ARGUMENTS), content=WORDS)
-    prompt = writer.write([USER], TOOLS, opens=True) or ""
-    starts = [worded.partition(WORDS)[0] if worded and WORDS in worded else "", prompt, head]
-    start = max(
-        (text for text in starts if single.startswith(text) and NAME in single[len(text) :]),
-        key=len,
-        default="",
-    )
-    start = start or _TAG_BEGUN.sub("", common_beginning(single, prompt))
-    thought = thought_before_call(writer)
-    opening = single[len(start) :].partition(NAME)[0].lstrip()
-    if thought is not None and not thought.closing.endswith(opening):
-        # an empty thought is no part of the call
-        shared = common_beginning(opening[::-1], thought.closing[::-1])[::-1]
-        start = single[: single.index(NAME, len(start)) - len(shared)] if shared.strip() else start
-    body = single[len(start) :]
+    single = writer.answer(assistant("", _CALL), TOOLS) or ""
+    if NAME not in single or _VALUE not in single:
+        return _underived("does not write the name of a call")
+    prompt = writer.prompt(TOOLS)
+    head, _, end = (writer.answer(assistant(WORDS), TOOLS) or "").rpartition(WORDS)
+    worded = writer.answer(assistant(WORDS, _CALL), TOOLS) or ""
+    before_words, behind_words = between(worded, WORDS) or ("", "")
+    start = _start(writer, single, prompt, (before_words, prompt, head))
+    body = single.removeprefix(start)
     if body.count(NAME) != 1:
-        return Failure(TemplateFailed("the chat template does not write the name of a call once"))
-    parts = [("name", body.index(NAME), len(NAME))]
-    if body.count(ID) == 1:
-        parts.append(("id", body.index(ID), len(ID)))
-    arguments = arguments_in(body)
-    tags: tuple[str, str, str] | None = None
-    if arguments is not None:
-        parts.append(arguments)
-    elif body.count(_KEYS[0]) == 1 and body.count(_VALUES[0]) == 1:
-        key, value = body.index(_KEYS[0]), body.index(_VALUES[0])
-        parts.append(("tagged", key, value + len(_VALUES[0]) - key))
-    else:
-        return Failure(
-            TemplateFailed("the chat template writes the arguments in a form of its own")
-        )
-    parts.sort(key=lambda part: part[1])
-    edges = [(offset, offset + size) for _, offset, size in parts]
-    literals = [body[stop:begin] for (_, stop), (begin, _) in itertools.pairwise(edges)]
-    if not body[: edges[0][0]].strip():
-        return Failure(TemplateFailed("the chat template writes nothing before the name of a call"))
-    tail = body[edges[-1][1] :]
-    empty_tail = ""
-    if parts[-1][0] == "tagged":
-        both = written(_call(0, dict(zip(_KEYS, _VALUES, strict=True)))) or ""
-        first, second = both.rfind(_VALUES[0]), both.rfind(_KEYS[1])
-        middle = body[edges[-1][0] + len(_KEYS[0]) : edges[-1][1] - len(_VALUES[0])]
-        tags = (literals.pop(), middle, both[first + len(_VALUES[0]) : second])
-        none = written(_call(0, {})) or ""
-        empty_tail = none.rpartition(NAME)[2] if NAME in none else ""
-    pair = written(_call(0, ARGUMENTS), _call(1, {_KEYS[0]: _VALUES[1]}))
-    between = None
-    if pair is not None and pair.startswith(single[: len(start) + edges[-1][1]]):
-        more = pair[len(start) + edges[-1][1] :]
-        begins = {"name": _NAMES[1], "id": _IDS[1]}.get(parts[0][0], "")
-        between = more[: more.index(begins)] if begins and begins in more else None
-    opening = body[: edges[0][0]].lstrip()
-    until = single[: len(start) + edges[0][0] - len(opening)]
-    before = next((text for text in (prompt, head) if text and until.startswith(text)), None)
-    glue = (worded or "").partition(WORDS)[2].partition(opening)[0]
+        return _underived("does not write the name of a call once")
+    holes = _holes(body)
+    texts = between(body, *(text for _, text in holes)) if holes else None
+    if texts is None:
+        return _underived("writes the arguments in a form of its own")
+    before, *literals, tail = texts
+    if not before.strip():
+        return _underived("writes nothing before the name of a call")
+    kinds = tuple(kind for kind, _ in holes)
+    tags, empty_tail = None, ""
+    if kinds[-1] == "tagged":
+        both = writer.answer(assistant("", call(NAME, _BOTH, ID)), TOOLS) or ""
+        _, following, *_ = between(both, _VALUE, _NEXT_KEY) or ("", "")
+        middle = holes[-1][1].removeprefix(_KEY).removesuffix(_VALUE)
+        tags = (literals.pop(), middle, following)
+        bare = writer.answer(assistant("", call(NAME, {}, ID)), TOOLS) or ""
+        empty_tail = bare.rpartition(NAME)[2] if NAME in bare else ""
+    opening = before.lstrip()
+    until = (start + before).removesuffix(opening)
+    begun = next((text for text in (prompt, head) if text and until.startswith(text)), None)
+    called, _, behind = body.partition(NAME)
+    glue = behind_words.partition(opening)[0]
     return Success(
         Syntax(
             open=opening,
-            ahead=None if before is None else single[len(before) : len(start) + body.index(NAME)],
-            behind=body[body.index(NAME) + len(NAME) :],
+            ahead=None if begun is None else (start + called).removeprefix(begun),
+            behind=behind,
             glue="" if glue.strip() else glue,
-            holes=tuple(kind for kind, _, _ in parts),
+            holes=kinds,
             literals=tuple(literals),
-            between=between or None,
+            between=_between_calls(writer, single.removesuffix(tail), kinds[0]),
             tail=tail,
             end=_end_of(tail, end),
             tags=tags,
-            lead=start[len(before) :] if before and start.startswith(before) else "",
+            lead=start.removeprefix(begun) if begun and start.startswith(begun) else "",
             empty_tail=empty_tail,
         )
     )
+
+
+def _underived(why: str) -> Slot[Syntax]:
+    return Failure(TemplateFailed(f"the chat template {why}"))
+
+
+def _start(writer: Writer, single: str, prompt: str, starts: Sequence[str]) -> str:
+    """What is before the answer in a conversation whose answer is a call."""
+    before = [text for text in starts if single.startswith(text) and NAME in single[len(text) :]]
+    start = max(before, key=len, default="")
+    start = start or _TAG_BEGUN.sub("", common_beginning(single, prompt))
+    thought = thought_before_call(writer)
+    called = single[len(start) :].partition(NAME)[0]
+    if thought is None or thought.closing.endswith(called.lstrip()):
+        return start
+    # an empty thought is no part of the call
+    shared = _common_ending(called.lstrip(), thought.closing)
+    return (start + called).removesuffix(shared) if shared.strip() else start
+
+
+def _holes(body: str) -> list[tuple[str, str]]:
+    """The parts of a call, in order: their kinds and texts. None where its arguments are written in
+    a form that is not known.
+    """
+    arguments = arguments_in(body)
+    tagged = re.search(f"{_KEY}.*{_VALUE}", body, re.DOTALL)
+    if arguments is None and tagged and body.count(_KEY) == body.count(_VALUE) == 1:
+        arguments = ("tagged", tagged[0])
+    if arguments is None:
+        return []
+    holes = [("name", NAME), arguments, *([("id", ID)] if body.count(ID) == 1 else ())]
+    return sorted(holes, key=lambda hole: body.index(hole[1]))
+
+
+def _between_calls(writer: Writer, first: str, kind: str) -> str | None:
+    """What is between the first call and the first part of the next, which is of this kind."""
+    following = call(_NEXT_NAME, {_KEY: _NEXT_VALUE}, _NEXT_ID)
+    both = writer.answer(assistant("", _CALL, following), TOOLS) or ""
+    part = {"name": _NEXT_NAME, "id": _NEXT_ID}.get(kind)
+    texts = between(both, first, part) if part else None
+    return texts[1] or None if texts and not texts[0] else None
 
 
 class ThoughtIn(NamedTuple):
@@ -386,20 +330,16 @@ class ThoughtIn(NamedTuple):
 
 
 def thoughts_in(
-    writer: Writer, message: Mapping[str, Any], following: str, tools: Sequence[Any] = ()
+    writer: Writer, message: JsonObject, following: str, tools: Sequence[JsonObject] = ()
 ) -> Iterator[ThoughtIn]:
     """How the template writes a thought into this answer, in which `following` comes after it."""
-    prompt = writer.write([USER], tools, opens=True) or ""
+    prompt = writer.prompt(tools)
     for field in _THOUGHT_FIELDS:
-        text = writer.write([USER, {**message, field: THOUGHT}], tools, opens=False) or ""
-        head, thought, rest = text.partition(THOUGHT)
-        closing, there, behind = rest.partition(following)
-        if not thought or not there:
-            continue
-        if head.startswith(prompt):
-            yield ThoughtIn(field, head.removeprefix(prompt), closing, behind)
-        elif prompt.startswith(head) and not prompt.removeprefix(head).strip():
-            yield ThoughtIn(field, "", closing, behind)
+        text = writer.answer({**message, field: THOUGHT}, tools) or ""
+        head, *behind = between(text, THOUGHT, following) or ("",)
+        opened = prompt.startswith(head) and not prompt[len(head) :].strip()
+        if behind and (opened or head.startswith(prompt)):
+            yield ThoughtIn(field, head[len(prompt) :], *behind)
 
 
 @functools.lru_cache(maxsize=32)
@@ -407,14 +347,25 @@ def thought_before_call(writer: Writer) -> ThoughtIn | None:
     """How the template writes an answer that is a thought and a call, up to the call's name and
     behind it; None where it writes none.
     """
-    message = said("", _call(0, ARGUMENTS))
-    return next(thoughts_in(writer, message, NAME, TOOLS), None)
+    return next(thoughts_in(writer, assistant("", _CALL), NAME, TOOLS), None)
+
+
+def thought_beside_call(writer: Writer) -> ThoughtIn | None:
+    """The same, up to all that the template writes before the name of a call."""
+    thought, opening = thought_before_call(writer), writer.opening
+    if thought is None or not opening or opening not in thought.closing:
+        return None
+    return thought._replace(closing=thought.closing.rpartition(opening)[0])
 
 
 def common_beginning(first: str, second: str) -> str:
     """What both texts begin with."""
-    places = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(first, second, strict=False))
-    return first[: sum(1 for _ in places)]
+    pairs = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(first, second, strict=False))
+    return "".join(character for character, _ in pairs)
+
+
+def _common_ending(first: str, second: str) -> str:
+    return common_beginning(first[::-1], second[::-1])[::-1]
 
 
 def _end_of(tail: str, end: str) -> str:
@@ -427,23 +378,25 @@ def _end_of(tail: str, end: str) -> str:
         return end if tail.endswith(end) else ""
     if end.strip() in tail:
         return tail[tail.index(end.strip()) :]
-    shared = common_beginning(tail[::-1], end[::-1])[::-1]
+    shared = _common_ending(tail, end)
     tag = _LAST_TAG.search(tail)
     return shared[shared.index("<") :] if "<" in shared else tag[0] if tag else ""
 
 
-def arguments_in(text: str) -> tuple[str, int, int] | None:
-    """Where the arguments are, as JSON or as JSON in a JSON string."""
+def arguments_in(text: str) -> tuple[str, str] | None:
+    """The arguments, as JSON (`json`) or as JSON in a JSON string (`text`), and their text."""
     for kind, sign in (("json", "{"), ("text", '"')):
-        start = text.find(sign)
-        while start >= 0:
-            value, stop = json_at(text, start)
-            if (kind == "text" and isinstance(value, str) and loads(value) == ARGUMENTS) or (
-                value == ARGUMENTS
-            ):
-                return kind, start, stop - start
-            start = text.find(sign, start + 1)
+        for value, written in json_in(text, sign):
+            if ARGUMENTS in (value, loads(value) if isinstance(value, str) else None):
+                return kind, written
     return None
+
+
+def json_in(text: str, sign: str) -> Iterator[tuple[Any, str]]:
+    """The JSON that begins with each sign in the text, and its text; None where there is none."""
+    for found in re.finditer(re.escape(sign), text):
+        value, stop = json_at(text, found.start())
+        yield value, text[found.start() : stop]
 
 
 def json_at(text: str, start: int) -> tuple[Any, int]:

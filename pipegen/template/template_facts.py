@@ -8,12 +8,12 @@ import functools
 from collections.abc import Callable, Collection
 from typing import NamedTuple
 
-from pipegen.engines.tokenizer import Renderer, Tokenizer
-from pipegen.records.frozen import FrozenMapping
+from pipegen.engines.tokenizer import Tokenizer
 from pipegen.template.choose_render import is_structure
 from pipegen.template.control_tokens import ControlTokens, control_tokens
 from pipegen.template.literals import compared_beyond
-from pipegen.template.template import composes, decoded_by, known_words, written_by
+from pipegen.template.template import Template, written_by
+from pipegen.template.template_source import composes, decoded_by, known_words
 
 __all__ = ["TemplateFacts", "template_facts"]
 
@@ -67,18 +67,10 @@ class TemplateFacts(NamedTuple):
 
 
 @functools.lru_cache(maxsize=32)
-def template_facts(
-    tokenizer: Tokenizer,
-    renderer: Renderer,
-    template: str | None,
-    more: FrozenMapping,
-    images: str = "",
-) -> TemplateFacts:
-    """The facts of a `template`, or of the renderer's own, with these variables; `images` are image
-    tokens, joined by NULs.
-    """
-    control = control_tokens(tokenizer, written_by(renderer, template, more), images)
-    source = "\n".join(text for text in (template, renderer.template) if text)
+def template_facts(tokenizer: Tokenizer, template: Template, images: str = "") -> TemplateFacts:
+    """The facts of a template; `images` are image tokens, joined by NULs."""
+    control = control_tokens(tokenizer, written_by(template), images)
+    source = "\n".join(filter(None, (template.source, template.renderer.template)))
     return TemplateFacts(
         control=control,
         source=source,

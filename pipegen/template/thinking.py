@@ -13,7 +13,7 @@ chooses: after the thought only that is written which both begin with and prompt
 >>> from pipegen.template.control_tokens import control_tokens
 >>> from pipegen.testing.fake import ToyRenderer
 >>> from pipegen.testing.toy import ToyTokenizer
->>> toy = Writer(ToyRenderer(), variables=freeze({"enable_thinking": True}))
+>>> toy = writer_of(ToyRenderer(), ChatTemplateOptions(enable_thinking=True))
 >>> thought_texts(toy, control_tokens(ToyTokenizer(), "<think></think>"))
 ThoughtTexts(opens='<think>', closes='', end='</think>', bridge='')
 """
@@ -22,31 +22,30 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator
+from itertools import chain
 from typing import NamedTuple
 
 from returns.result import Failure, Success
 
 from pipegen.core.errors import UnsupportedOption
-from pipegen.core.slots import Slot, is_ok
+from pipegen.core.slots import Slot
 from pipegen.ending.detokenize import ids_behind
 from pipegen.engines.tokenizer import Renderer, Tokenizer
 from pipegen.records.fields import unchecked_replace
-from pipegen.records.frozen import freeze, thaw
 from pipegen.records.options import ChatTemplateOptions, GenerationOptions
 from pipegen.records.requests import GenerationRequest
 from pipegen.records.results import ThoughtForm
 from pipegen.template.call_syntax import (
-    USER,
     WORDS,
     Writer,
     common_beginning,
-    said,
-    syntax_of,
     thought_before_call,
+    thought_beside_call,
     thoughts_in,
     writer_of,
 )
 from pipegen.template.control_tokens import ControlTokens
+from pipegen.template.probe import USER, assistant
 
 __all__ = ["ThoughtTexts", "call_after_thought", "thinks_apart", "thought_form", "thought_texts"]
 
@@ -137,7 +136,7 @@ def _open(
     call = "" if called is None else called[0].bridge
     if called is None or called[0][:3] != texts[:3] or call.startswith(texts.bridge):
         return form
-    prompt, both = writer.write([USER], (), opens=True) or "", common_beginning(texts.bridge, call)
+    prompt, both = writer.prompt(()), common_beginning(texts.bridge, call)
     of_call = ids_behind(tokenizer, call, after=texts.end)
     begins = [both[:end] for end in range(len(both), 0, -1) if prompt.endswith(both[:end])]
     bridges = [*(ids_behind(tokenizer, text, after=texts.end) for text in begins), ()]
@@ -150,17 +149,12 @@ def thought_texts(writer: Writer, control: ControlTokens) -> ThoughtTexts | None
     """What the template writes around a thought; None where it writes none, or no control token
     ends it.
     """
-    prompt = writer.write([USER], (), opens=True) or ""
-    pieces = control.pieces(prompt)
-    for opens, closing in (
-        *_written(writer),
-        *_left_empty(writer, prompt, control),
-        *_opened(pieces),
-    ):
-        texts = _texts(opens, closing, control)
-        if texts is not None:
-            return texts
-    return None
+    prompt = writer.prompt(())
+    around = chain(
+        _written(writer), _left_empty(writer, prompt, control), _opened(control.pieces(prompt))
+    )
+    texts = (_texts(opens, closing, control) for opens, closing in around)
+    return next((each for each in texts if each is not None), None)
 
 
 def call_after_thought(writer: Writer, control: ControlTokens) -> tuple[ThoughtTexts, str] | None:
@@ -182,18 +176,16 @@ def _written(writer: Writer) -> Iterator[tuple[str, str]]:
     """What is before and behind the thought of an answer. Some templates write one before a call
     alone.
     """
-    for thought in thoughts_in(writer, said(WORDS), WORDS):
+    for thought in thoughts_in(writer, assistant(WORDS), WORDS):
         yield thought.opens, thought.closing
-    called, syntax = thought_before_call(writer), syntax_of(writer)
-    opening = syntax.unwrap().open if is_ok(syntax) else ""
-    if called is not None and opening and opening in called.closing:
-        yield called.opens, called.closing.rpartition(opening)[0]
+    called = thought_beside_call(writer)
+    if called is not None:
+        yield called.opens, called.closing
 
 
 def _left_empty(writer: Writer, prompt: str, control: ControlTokens) -> Iterator[tuple[str, str]]:
     """The empty thought at the end of a prompt where thinking is off."""
-    off = freeze({**thaw(writer.variables), "enable_thinking": False})
-    other = writer._replace(variables=off).write([USER], (), opens=True) or ""
+    other = writer.prompt((), enable_thinking=False)
     # thinking may be switched in the system's turn too
     opened, closed = (text.rpartition(USER["content"])[2] for text in (prompt, other))
     if not closed.startswith(opened):

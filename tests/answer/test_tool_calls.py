@@ -77,10 +77,9 @@ def renderer(template: str) -> HFRenderer:
 def written(template: str, content: str, calls: list[dict[str, Any]]) -> str:
     """The answer with these calls, as the template writes it."""
     writer = writer_of(renderer(template), ChatTemplateOptions())
-    user = {"role": "user", "content": "Hello there"}
     message = {"role": "assistant", "content": content, "tool_calls": calls}
-    whole = writer.write([user, message], TOOLS, opens=False) or ""
-    prompt = writer.write([user], TOOLS, opens=True) or ""
+    whole = writer.answer(message, TOOLS) or ""
+    prompt = writer.prompt(TOOLS)
     return whole.removeprefix(prompt).removesuffix("<|im_end|>\n")
 
 
@@ -128,10 +127,12 @@ def test_an_answer_without_calls_has_none(name: str) -> None:
         '<tool_call>\n{"name": "get", "arguments": {"city": "Rome"}}\n</tool_call> and more',
         '<tool_call>\n{"name": "get", "arguments": 7}\n</tool_call>',
         '<tool_call>\n{"name": "',
+        "<call=get>\n<arg=city",
+        "<call=get>\n<arg=city>\nRome",
     ],
 )
 def test_an_answer_that_the_template_would_write_otherwise_stays_text(answer: str) -> None:
-    found = read(HERMES, answer)
+    found = read(HERMES if answer.startswith("<tool_call>") else TAGGED, answer)
     assert (found.calls, found.content) == ((), None)
     assert found.unread is not None
 
@@ -146,6 +147,16 @@ LOOK_LIKE_CALLS = {
         WHOLE,
     ),
     "no tag": (HERMES, '{"name": "get", "parameters": {"city": "Rome"}}', WHOLE),
+    "a list as name": (
+        HERMES,
+        '<tool_call>\n{"name": ["get"], "arguments": {}}\n</tool_call>',
+        "does not go on in its form",
+    ),
+    "a mapping as name": (
+        HERMES,
+        '<tool_call>\n{"function": {"name": {"get": 1}, "arguments": {}}}\n</tool_call>',
+        "does not go on in its form",
+    ),
     "no JSON": (HERMES, "<tool_call>\nget Rome\n</tool_call>", "does not go on in its form"),
     "tagged otherwise": (
         TAGGED,
@@ -203,6 +214,8 @@ VALUES: dict[str, tuple[str, Any]] = {
     "1": ("unit", "1"),
     "soon": ("days", "soon"),
     "[1,2]": ("unknown", [1, 2]),
+    "(1, 2)": ("unknown", "(1, 2)"),
+    "{1: 2}": ("unknown", "{1: 2}"),
 }
 
 
@@ -304,6 +317,48 @@ def test_calls_are_read_behind_a_thought(name: str) -> None:
     call = '<tool_call>\n{"name": "get", "arguments": {"city": "Rome"}}\n</tool_call>'
     found = read(template, thought + call)
     assert (len(found.calls), found.content, found.unread) == (1, thought, None)
+
+
+@pytest.mark.parametrize(
+    ("opened", "thought"), [("", "hm"), ("<think>\n", "hm"), ("<think>\n", "hm <think> so")]
+)
+def test_a_call_is_read_behind_a_thought_and_words(opened: str, thought: str) -> None:
+    field = (
+        "{% if m.reasoning_content %}<think>\n{{ m.reasoning_content }}\n</think>\n\n{% endif %}"
+    )
+    template = HERMES.replace("{{ m.content }}", field + "{{ m.content.split('</think>')[-1] }}")
+    template = template.replace("assistant\n{% endif %}", f"assistant\n{opened}{{% endif %}}")
+    call = '<tool_call>\n{"name": "get", "arguments": {"city": "Rome"}}\n</tool_call>'
+    content = f"<think>\n{thought}\n</think>\n\nI look.".removeprefix(opened)
+    found = read(template, content + call)
+    assert (len(found.calls), found.content, found.unread) == (1, content, None)
+
+
+def test_an_empty_thought_beside_calls_alone_is_no_part_of_a_call() -> None:
+    thought = "{% if m.tool_calls and not m.content %}<think>{{ m.thinking }}</think>\n{% endif %}"
+    template = HERMES.replace("{{ m.content }}", thought + "{{ m.content }}")
+    call = '<tool_call>\n{"name": "get", "arguments": {"city": "Rome"}}\n</tool_call>'
+    found = read(template, f"<think></think>\n{call}")
+    assert (len(found.calls), found.unread) == (1, None)
+    opens = '<think></think>\n<tool_call>\n{"name": "'
+    assert call_texts(writer_of(renderer(template), ChatTemplateOptions())).unwrap().opens == opens
+
+
+UNREAD_FORMS = {
+    "does not write the name of a call once": HERMES.replace(
+        '{"name', '{{ c.function.name }}{"name'
+    ),
+    "writes the arguments in a form of its own": HERMES.replace("| tojson", "| tojson | upper"),
+    "writes nothing before the name of a call": HEAD
+    + "{% for c in m.tool_calls or [] %}{{ c.function.name }}{{ c.function.arguments | tojson }}"
+    "{% endfor %}" + FOOT,
+}
+
+
+@pytest.mark.parametrize("reason", UNREAD_FORMS)
+def test_a_form_of_calls_that_is_not_known_says_what_is_wrong(reason: str) -> None:
+    writer = writer_of(renderer(UNREAD_FORMS[reason]), ChatTemplateOptions())
+    assert call_texts(writer).failure().message == f"the chat template {reason}"
 
 
 def test_a_thought_that_is_always_written_is_no_part_of_the_content() -> None:

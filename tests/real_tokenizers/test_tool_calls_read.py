@@ -22,15 +22,14 @@ from pipegen.template.call_syntax import (
     ARGUMENTS,
     NAME,
     TOOLS as TOOLS_TRIED,
+    WORDS,
     Writer,
     syntax_of,
     thought_before_call,
     writer_of,
 )
+from pipegen.template.probe import USER, assistant, call, numbered_id
 from pipegen.testing.fake import FakeEngine
-
-USER = {"role": "user", "content": "Hello there"}
-WORDS = "Qzwords"
 
 
 def tool(name: str, **properties: str) -> dict[str, Any]:
@@ -46,21 +45,19 @@ TOOLS = [
 ]
 
 
-def call(number: int, name: str, arguments: dict[str, Any]) -> dict[str, Any]:
-    function = {"name": name, "arguments": arguments}
-    return {"id": f"call{number:05d}", "type": "function", "function": function}
-
-
 CASES: dict[str, tuple[str, list[dict[str, Any]], int]] = {  # and how many templates must be read
-    "one": ("", [call(0, "get_weather", {"city": "New York, NY"})], 100),
-    "types": ("", [call(0, "get_weather", {"city": "12", "days": 3, "ok": True})], 78),
-    "none": ("", [call(0, "get_weather", {})], 80),
+    "one": ("", [call("get_weather", {"city": "New York, NY"})], 100),
+    "types": ("", [call("get_weather", {"city": "12", "days": 3, "ok": True})], 78),
+    "none": ("", [call("get_weather", {})], 80),
     "two": (
         "",
-        [call(0, "get_weather", {"city": "Rome"}), call(1, "search", {"query": 'a "b" <c>'})],
+        [
+            call("get_weather", {"city": "Rome"}),
+            call("search", {"query": 'a "b" <c>'}, numbered_id(1)),
+        ],
         85,
     ),
-    "words": ("Let me see.", [call(0, "get_weather", {"city": "Rome"})], 82),
+    "words": ("Let me see.", [call("get_weather", {"city": "Rome"})], 82),
 }
 
 
@@ -68,11 +65,10 @@ def answer_of(writer: Writer, content: str, calls: list[dict[str, Any]]) -> tupl
     """The answer with these calls as the template writes it, and its last token; None where the
     template writes no calls.
     """
-    prompt = writer.write([USER], TOOLS, opens=True)
-    said = {"role": "assistant", "content": content, "tool_calls": calls}
-    whole = writer.write([USER, said], TOOLS, opens=False)
-    plain = writer.write([USER, {"role": "assistant", "content": WORDS}], TOOLS, opens=False)
-    if prompt is None or whole is None or plain is None:
+    prompt = writer.prompt(TOOLS)
+    whole = writer.answer(assistant(content, *calls), TOOLS)
+    plain = writer.answer(assistant(WORDS), TOOLS)
+    if not prompt or whole is None or plain is None:
         return None
     head, _, end = plain.rpartition(WORDS)
     start = next((text for text in (prompt, head) if text and whole.startswith(text)), None)
@@ -147,14 +143,14 @@ def test_a_model_with_channels_may_answer_with_a_call_or_a_text_after_a_thought(
     tokenizer, renderer = loaded(pair)
     chat = ChatTemplateOptions(enable_thinking=True)
     writer = writer_of(renderer, chat)
-    prompt = writer.write([USER], TOOLS, opens=True) or ""
+    prompt = writer.prompt(TOOLS)
     thought = thought_before_call(writer)
     assert thought is not None
-    wanted = call(0, "get_weather", {"city": "Rome"})
+    wanted = call("get_weather", {"city": "Rome"})
     messages = ({"content": WORDS}, {"content": "", "tool_calls": [wanted]})
     for message in messages:
         said = {"role": "assistant", thought.field: "So be it.", **message}
-        whole = writer.write([USER, said], TOOLS, opens=False) or ""
+        whole = writer.answer(said, TOOLS) or ""
         assert whole.startswith(prompt)
         ids = tokenizer.encode(whole.removeprefix(prompt).rstrip())
         token = tokenizer.decode(ids[-1:])

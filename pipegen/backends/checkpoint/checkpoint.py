@@ -56,7 +56,7 @@ from pipegen.records.messages import ImageSource, VideoSource
 from pipegen.records.options import VlmPreprocessOptions
 from pipegen.records.requests import ImagePolicy
 from pipegen.records.results import PreparedImage, Prompt
-from pipegen.template.template import ignores_users
+from pipegen.template.unwritten import ignores_users
 
 __all__ = ["Checkpoint"]
 
