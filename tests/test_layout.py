@@ -45,7 +45,7 @@ BUDGETS = {
     "ending": 7_700,
     "cli": 40_300,
     "records": 37_500,
-    "report": 33_500,
+    "report": 33_600,
     "jobs": 33_000,
     "drivers": 26_200,
     "testing": 26_200,
