@@ -59,8 +59,8 @@ def test_both_ways_are_asked_greedily_and_scored() -> None:
 def test_a_request_is_scored_whatever_it_asks_beside_its_prompt() -> None:
     """Requests that are asked again say how long, with which stop, and how they are drawn."""
     engine = FakeEngine(GREEDY)
-    told = {"max_new_tokens": 3, "temperature": 1.0, "seed": 1, "stop": ["x"]}
-    request = request_from({**asked("one")[0], "options": told})
+    drawn = {"max_new_tokens": 3, "temperature": 1.0, "seed": 1, "stop": ["x"]}
+    request = request_from({**asked("one")[0], "options": drawn})
     (made,) = answers(ask(routes(engine), "chat", Asked([request], pg.GenerationOptions())))
     assert len(made.likeliest) == 3
     assert engine.calls[0][0].options.seed == 1
