@@ -42,6 +42,7 @@ __all__ = [
     "Server",
     "answers_of",
     "ask",
+    "of_prompt",
     "plain_requests",
     "rendered_by",
     "unswitched",
@@ -165,7 +166,14 @@ def ask(
 
 
 def _continued(request: Slot[GenerationRequest], row: _Row) -> Slot[GenerationRequest]:
-    return continued_by(request, row.ids)
+    return request.bind(lambda known: continued_by(of_prompt(known, known.options), row.ids))
+
+
+def of_prompt(request: GenerationRequest, options: GenerationOptions | None) -> GenerationRequest:
+    """The request as it is scored: of these options, with those of its prompt alone."""
+    options = options or GenerationOptions()
+    own = GenerationOptions(chat=options.chat, preprocess=options.preprocess)
+    return dataclasses.replace(request, options=own)
 
 
 def _run(

@@ -25,7 +25,7 @@ from pipegen.records.parse_request import request_from
 from pipegen.records.requests import GenerationRequest, ImagePolicy
 from pipegen.records.results import GenerationResult
 from pipegen.records.scores import Scored
-from pipegen.report.asking import unswitched
+from pipegen.report.asking import of_prompt, unswitched
 from pipegen.report.audit_row import disobedience, ids_of, kind_of, room_in
 from pipegen.report.audit_tokens import RowKind, TokenJudge
 from pipegen.report.respelled import unspelled
@@ -336,7 +336,4 @@ def _rendered(
     A row without a thinking switch is that of a server that was not sent it, so it is rendered
     without one.
     """
-    bare = dataclasses.replace(
-        request, options=GenerationOptions(chat=options.chat, preprocess=options.preprocess)
-    )
-    return continued_by(unswitched(bare, reference), ids)
+    return continued_by(unswitched(of_prompt(request, options), reference), ids)

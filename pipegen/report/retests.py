@@ -336,7 +336,7 @@ class FollowUps(NamedTuple):
         error = slot.failure()
         if isinstance(error, UnsupportedOption):
             reason = f"several samples: {error.message}"
-            self.server.not_judged += [reason] if reason not in self.server.not_judged else []
+            self.server.not_judged.append(reason)
         else:
             self.server.failed.append(Failed(base.answer.id, "chat", error))
         return None
@@ -367,8 +367,11 @@ def _choices(
 
     engine: Any = route.engine
 
-    async def one(request: WireRequest) -> Slot[list[str]]:
-        body, transport = {**(request.body or {}), "n": SAMPLES}, engine.sender.transport
+    async def one(wire: Slot[WireRequest]) -> Slot[list[str]]:
+        if not is_ok(wire):
+            return Failure(wire.failure())
+        request, transport = wire.unwrap(), engine.sender.transport
+        body = {**(request.body or {}), "n": SAMPLES}
         try:
             reply = await transport.once(request._replace(body=body), transport.ends())
         except HttpStatusError as refusal:
@@ -379,10 +382,7 @@ def _choices(
         return json_of(reply.body).map(_messages)
 
     async def each() -> list[Slot[list[str]]]:
-        wires = wire_requests(route, requests, options)
-        sent = await asyncio.gather(*[one(slot.unwrap()) for slot in wires if is_ok(slot)])
-        replies = iter(sent)
-        return [next(replies) if is_ok(slot) else Failure(slot.failure()) for slot in wires]
+        return await asyncio.gather(*map(one, wire_requests(route, requests, options)))
 
     slots: list[Slot[list[str]]] = engine.loop.run(each())
     return slots

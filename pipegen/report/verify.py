@@ -269,7 +269,7 @@ class _Server(Server, Trials):
             asked_again=self.asked_again,
             most_spread=limits.spread,
             most_margin=limits.margin,
-            not_judged=tuple(self.not_judged),
+            not_judged=tuple(dict.fromkeys(self.not_judged)),
         )
 
     def _not_reached(self, expected: Sequence[Answer]) -> Iterator[str]:

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 import pipegen as pg
+from pipegen.records.parse_request import request_from
 from pipegen.report import asking as module
-from pipegen.report.asking import Failed, Routes, answers_of
+from pipegen.report.asking import Asked, Failed, Routes, answers_of, ask
 from pipegen.report.diagnose import judge
 from pipegen.report.verdict import Answer
 from pipegen.testing.fake import FakeEngine, ToyRenderer
@@ -53,6 +54,19 @@ def test_both_ways_are_asked_greedily_and_scored() -> None:
         for one in made
     )
     assert made[0].expected == made[0].prompt_token_ids == chat.calls[0][0].prompt.token_ids
+
+
+def test_a_request_is_scored_whatever_it_asks_beside_its_prompt() -> None:
+    """Requests that are asked again say how long, with which stop, and how they are drawn."""
+    engine = FakeEngine(GREEDY)
+    drawn = {"max_new_tokens": 3, "temperature": 1.0, "seed": 1, "stop": ["x"]}
+    request = request_from({**asked("one")[0], "options": drawn})
+    (made,) = answers(ask(routes(engine), "chat", Asked([request], pg.GenerationOptions())))
+    assert len(made.likeliest) == 3
+    assert engine.calls[0][0].options.seed == 1
+    lengths = [{**one, "options": {"max_new_tokens": 3}} for one in asked("one", "two")]
+    made_of = answers(answers_of(routes(FakeEngine(GREEDY), FakeEngine(GREEDY)), lengths, 16))
+    assert [len(one.token_ids) for one in made_of] == [3] * 4
 
 
 def test_another_template_shows_in_the_prompt() -> None:
