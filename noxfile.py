@@ -600,6 +600,7 @@ BENCHES = (
     "images",
     "stops",
     "alone",
+    "start",
     "plugins",
     "forms",
     "flow",

@@ -1,6 +1,7 @@
-"""Lead the links to source files to the repository: an MkDocs hook, used by .mkdocs.yml. Where the
-address of the repository is not known (`repo_url`), such a link is the name of the file alone. On a
-page in the repository itself the same links lead to the files.
+"""What the site shows otherwise than a page in the repository: an MkDocs hook, used by .mkdocs.yml.
+
+Links to source files lead to the repository; where its address is not known (`repo_url`), such a
+link is the name of the file alone. Entries of the reference that a page has in a comment are shown.
 """
 
 from __future__ import annotations
@@ -10,6 +11,9 @@ from typing import Any
 
 LINK = re.compile(
     r"\[([^]]*)\]\((?:\.\./)*(pipegen/[\w/]+\.py|examples(?:/[\w.]+)?)\)"
+)
+SITE_ALONE = re.compile(
+    r"^<!--\n(::: pipegen.*?)-->\n", re.MULTILINE | re.DOTALL
 )
 
 
@@ -23,4 +27,4 @@ def on_page_markdown(markdown: str, *, config: Any, **_: Any) -> str:
             path = f"docs/{path}"
         return f"[{name}]({at}/blob/HEAD/{path})" if at else name
 
-    return LINK.sub(led, markdown)
+    return LINK.sub(led, SITE_ALONE.sub(r"\1", markdown))

@@ -8,6 +8,7 @@ import functools
 import importlib
 import inspect
 import re
+import sys
 import tomllib
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -28,10 +29,15 @@ from pipegen.records.option_table import OPTIONS, SERVER_NAMES
 from pipegen.records.request_forms import FORMS, REFUSED
 
 PAGES = Path(__file__).parent
+sys.path.insert(0, str(PAGES))  # `entries` lies beside this file
+import entries  # noqa: E402
+
 SHOWN = re.compile(
-    r"^::: (pipegen\S+)(?:\n +options:(?:\n +(?:heading: (\S+)|\w.*))+)?",
+    r"^(?:<!-- reference: (pipegen\S+?)(?: as (\S+))? -->$|"
+    r"::: (pipegen\S+)(?:\n +options:(?:\n +(?:heading: (\S+)|\w.*))+)?)",
     re.MULTILINE,
 )
+"""Names that a page writes out, and those that the site alone shows."""
 INSTALLS = re.compile(rf'pip install "(?:\.|{DISTRIBUTION})\[([a-z,]+)\]"')
 
 
@@ -179,13 +185,24 @@ TABLES: Mapping[str, Callable[[], str]] = {
 
 
 def with_table(name: str, page: str) -> str:
-    """The page with its table as it is now, between its two markers."""
+    """The page with its table and its entries as they are now, each between its two markers."""
+    page = entries.ENTRY.sub(lambda named: with_entry(*named.groups()), page)
     if "<!-- table -->\n" not in page:
         return page
     table = TABLES[name]() if name in TABLES else names_table(page)
     before, rest = page.split("<!-- table -->\n", 1)
     after = rest.split("<!-- end of table -->", 1)[1]
     return f"{before}<!-- table -->\n\n{table}\n\n<!-- end of table -->{after}"
+
+
+def with_entry(path: str, name: str | None) -> str:
+    """An entry of the reference between its markers."""
+    shown = name or path.removeprefix("pipegen.")
+    named = f" as {name}" if name else ""
+    return (
+        f"<!-- reference: {path}{named} -->\n\n{entries.entry(shown, found(path))}\n\n"
+        "<!-- end of reference -->"
+    )
 
 
 def shown_name(path: str) -> str:
@@ -213,12 +230,15 @@ def names_table(page: str) -> str:
     docstring.
     """
     rows = ["| name | |", "| --- | --- |"]
-    for path, heading in SHOWN.findall(page):
-        words = inspect.getdoc(found(path)) or ""
+    for written, name, path, heading in SHOWN.findall(page):
+        words = inspect.getdoc(found(written or path)) or ""
         first = re.split(r"(?<=\.)\s|\n\n", words, maxsplit=1)[0]
+        shown = f"`{shown_name(name or heading or written or path)}`"
+        if written:
+            anchor = (name or written.removeprefix("pipegen.")).lower()
+            shown = f"[{shown}](#{anchor.replace('.', '')})"
         rows.append(
-            f"| [`{shown_name(heading or path)}`](#{path}) |"
-            f" {' '.join(first.split()).replace('|', chr(92) + '|')} |"
+            f"| {shown} | {' '.join(first.split()).replace('|', chr(92) + '|')} |"
         )
     return "\n".join(rows)
 

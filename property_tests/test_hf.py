@@ -45,7 +45,7 @@ def engine(family: str, batch_size: int | None = None) -> Any:
             )
         )
         _ = (
-            made._loaded(),
+            made.computing.loaded(),
             made.eos_token_ids,
             made.tokenizer,
             made.image_placeholder and made._checkpoint.image_spec,
@@ -256,7 +256,7 @@ def test_greedy_ids_are_those_of_generate_at_batch_1_whoever_comes_and_goes(
     own = engine(family, size)
     before = own.work
     answers = own.generate(inputs)
-    model = own._loaded()
+    model = own.computing.loaded()
     for row, slot in zip(inputs, answers, strict=True):
         ids = torch.tensor([row.prompt.token_ids])
         settings_ = {

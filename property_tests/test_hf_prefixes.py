@@ -39,7 +39,7 @@ def engine(family: str, memory: int | None = None) -> Any:
         )
         made = HFEngine(load)
         _ = (
-            made._loaded(),
+            made.computing.loaded(),
             made.eos_token_ids,
             made.tokenizer,
             made.image_placeholder and made._checkpoint.image_spec,
@@ -119,8 +119,8 @@ def row(data: st.DataObject, ended: list[Turn], *, with_images: bool) -> Encoded
 
 def check(data: st.DataObject, family: str, limit: float) -> None:
     own, plain = engine(family), engine(family, 0)
-    own._prefixes.clear()
-    own._prefixes._tree.limit = limit
+    own.computing.prefixes.clear()
+    own.computing.prefixes._tree.limit = limit
     ended: list[Turn] = []
     for _ in range(data.draw(st.integers(2, 4))):
         count = data.draw(st.integers(1, 5))
@@ -140,7 +140,7 @@ def check(data: st.DataObject, family: str, limit: float) -> None:
         read = work.prompt_tokens - before.prompt_tokens
         shared = work.shared_tokens - before.shared_tokens
         assert read + shared >= sum(len(ids) for ids, _ in different)
-        check_memory(own._prefixes._tree)
+        check_memory(own.computing.prefixes._tree)
 
 
 def check_memory(tree: PrefixTree) -> None:
@@ -173,7 +173,7 @@ def test_nor_where_layers_keep_states_which_are_not_shared(
 ) -> None:
     check(data, family, 2**30)
     assert engine(family).work.shares_nothing
-    assert not engine(family)._prefixes.bytes
+    assert not engine(family).computing.prefixes.bytes
 
 
 @FEW

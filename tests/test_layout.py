@@ -41,18 +41,18 @@ ROOMS = (
 )
 """Each imports only itself and those before it."""
 BUDGETS = {
-    "backends": 117_500,
+    "backends": 116_600,
     "stages": 24_600,
     "template": 17_300,
-    "answer": 11_100,
+    "answer": 10_900,
     "ending": 7_700,
-    "cli": 41_000,
-    "records": 37_500,
-    "report": 35_000,
-    "jobs": 33_000,
+    "cli": 40_300,
+    "records": 37_000,
+    "report": 33_500,
+    "jobs": 32_600,
     "drivers": 26_200,
-    "testing": 26_200,
-    "io": 20_500,
+    "testing": 25_200,
+    "io": 20_150,
     "core": 14_000,
     "media": 13_600,
     "config": 8_600,
@@ -328,10 +328,6 @@ def test_a_file_is_as_long_as_its_idea_and_those_over_600_lines_are_named() -> N
         if len(path.read_text(encoding="utf-8").splitlines()) > 600
     } == {
         "engines/settings.py",  # a record for each engine
-        "io/table_out.py",  # every type of a table's columns
-        "report/diagnose.py",  # every fault that verify names
-        "report/audit_file.py",
-        "jobs/journal.py",
         "records/messages.py",  # every part of a message
         "template/template.py",  # the guard of chat templates
     }

@@ -172,10 +172,10 @@ DIALECT = Change(
         ),
         Edit(
             "backends/servers/openai.py",
-            '    "plain": _wire("plain"',
+            '    "plain": _wire(',
             """\
     "llamacpp": _wire(
-        "llamacpp", "llamacpp_chat", "http://localhost:8080", "LLAMA_API_KEY", None
+        "llamacpp", "http://localhost:8080", "LLAMA_API_KEY", _plain_fields, _unsupported
     ),
 """,
         ),

@@ -14,6 +14,8 @@ GUIDES = [
     for page in sorted((ROOT / "docs").rglob("*.md"))
     # lines of files as they are, and as they are printed
     if page.name != "openai-batch.md"
+    # examples of docstrings, as wide as code
+    and page.parent.name != "reference"
 ]
 
 

@@ -15,19 +15,18 @@ An answer is judged by what is known of it: what it does not say is not judged.
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, NamedTuple, NoReturn
+from typing import Literal, NamedTuple, NoReturn
 
 from pipegen.answer.barred import Spellings, barred_in
 from pipegen.answer.regex_check import matches
 from pipegen.core.errors import MalformedResponse
 from pipegen.ending.stop_scan import cut
 from pipegen.records.options import GenerationOptions, StructuredOptions
-from pipegen.records.results import Finish, GenerationResult
+from pipegen.records.results import Finish
 
 __all__ = [
     "CUT_PROMPT",
@@ -35,7 +34,6 @@ __all__ = [
     "Answer",
     "Finding",
     "FindingKind",
-    "answer_of",
     "check_answer",
     "disobeyed",
     "wrong_form",
@@ -123,27 +121,6 @@ WORDS: Mapping[Finish, str] = {
     Finish.ABORTED: "abort",
 }
 """How a result ended, in the words of servers."""
-
-
-def answer_of(result: GenerationResult, **more: Any) -> tuple[Answer, GenerationOptions]:
-    """A result as an answer, and what it was asked: `max_new_tokens` as it was before the server
-    lowered it. `more` sets further fields of `Answer`.
-    """
-    options = result.options
-    if result.clipped_from is not None:
-        options = dataclasses.replace(options, max_new_tokens=result.clipped_from)
-    fields: dict[str, Any] = {
-        "text": result.text,
-        "finish": WORDS[result.finish],
-        "token_ids": result.token_ids or None,
-        "token_count": result.completion_tokens,
-        "stops": result.finish in (Finish.STOP_STRING, Finish.STOP_TOKEN),
-        "prompt_ran": result.prompt_token_ids or None,
-        "prompt_count": result.prompt_tokens or None,
-        "choices": len(result.completions),
-        "called": bool(result.tool_calls),
-    }
-    return Answer(**{**fields, **more}), options
 
 
 def check_answer(answer: Answer, options: GenerationOptions) -> tuple[Finding, ...]:
@@ -415,7 +392,7 @@ class _KeyTwice(ValueError):
     pass
 
 
-def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _once(pairs: list[tuple[str, object]]) -> dict[str, object]:
     """The object of these pairs. Readers of JSON differ in which of two equal keys counts."""
     found = dict(pairs)
     if len(found) < len(pairs):

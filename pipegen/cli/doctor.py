@@ -20,6 +20,7 @@ from pipegen.engines.versions import bounds, is_newer, minor, required_by
 from pipegen.records import strict_json
 from pipegen.records.engine_list import ENGINE_LIST, shown
 from pipegen.records.options import option_names
+from pipegen.report.lines import Rows, lines_of
 from pipegen.template.template import call_template
 
 if TYPE_CHECKING:
@@ -125,7 +126,8 @@ def _first_steps(name: str) -> dict[str, Any]:
     """
     report: dict[str, Any] = {"engine": "hf", "lengths": {}, "not_judged": []}
     try:
-        from pipegen.backends.hf.first_steps import WAYS, CannotCheck
+        from pipegen.backends.checkpoint.verdicts import CannotCheck
+        from pipegen.backends.hf.first_steps import WAYS
         from pipegen.backends.hf.hf_engine import HFEngine
         from pipegen.engines.settings import ModelLoadConfig
     except ImportError as absent:
@@ -152,7 +154,8 @@ def _same_text(name: str) -> dict[str, Any]:
     from pipegen.backends.checkpoint.boundaries import boundaries
     from pipegen.backends.checkpoint.checkpoint import Checkpoint
     from pipegen.backends.checkpoint.engine_parity import compared, in_words
-    from pipegen.backends.vllm.self_check import CannotCheck, check_lengths
+    from pipegen.backends.checkpoint.verdicts import CannotCheck
+    from pipegen.backends.vllm.self_check import check_lengths
     from pipegen.engines.settings import ModelLoadConfig
 
     checkpoint = Checkpoint(ModelLoadConfig(model=name, backend="vllm"))
@@ -321,75 +324,85 @@ def _of_text(report: dict[str, Any]) -> str:
     )
 
 
+_ROWS: Rows = (
+    (
+        "",
+        (
+            "\n[bold]Installed[/]      {installed}\n[bold]Not installed[/]  {absent}\n"
+            "[bold]Devices[/]        {devices}\n"
+        ),
+    ),
+    (
+        "versions",
+        (
+            "{name} {installed}  [{colour}]{verdict}[/]: tested up to {tested_up_to}, and pipegen"
+            " takes {takes}"
+        ),
+    ),
+    ("", ""),
+    ("engines", "[bold]{shown}[/] ({name})  {verdict}"),
+    ("", "embedded  comes with pipegen, {needs} Hugging Face transformers"),
+    ("extras", "To get {extra}: [bold]{install}[/]  ({problems})"),
+    ("model", "[bold]{model}[/]  {facts}"),
+    ("text", "{text}"),
+    ("not_judged", "not judged: {reason}"),
+)
+
+
 def _show(report: dict[str, Any]) -> None:
     from rich.console import Console
     from rich.markup import escape
     from rich.table import Table
 
+    def verdict_on(name: str) -> str:
+        engine = report["engines"][name]
+        if engine["runs"]:
+            return "[green]can run here[/]"
+        if engine["missing"]:
+            return f"[red]cannot run here[/]: {escape('; '.join(engine['missing']))}"
+        if name == "hf" and report["first_steps"]["same"] is False:
+            return f"[red]cannot run here[/]: {escape(report['first_steps']['because'])}"
+        return f"[yellow]not tested here[/]: {escape('; '.join(engine['untested']))}"
+
+    model, packages = report.get("model", {}), report["packages"]
+    same_text = model.get("same_text")
+    values = {
+        "installed": ", ".join(f"{name} {packages[name]}" for name in packages if packages[name]),
+        "absent": (
+            ", ".join(name for name in packages if not packages[name]) or "nothing is missing"
+        ),
+        "devices": escape(", ".join(report["devices"])) or "none: torch is not installed",
+        "versions": [
+            {"name": name, "colour": "green" if row["verdict"] == "fine" else "yellow", **row}
+            for name, row in report["versions"].items()
+            if row["verdict"] is not None
+        ],
+        "engines": [
+            {"name": name, "shown": shown(name), "verdict": verdict_on(name)}
+            for name in report["engines"]
+        ],
+        "needs": "on" if report["engines"]["hf"]["runs"] else "and needs",
+        "extras": [
+            {"extra": name, "install": escape(install_hint(name)), "problems": "; ".join(problems)}
+            for name, problems in report["extras"].items()
+        ],
+        "model": escape(model.get("name", "")),
+        "facts": ", ".join(
+            f"{name} {value}"
+            for name, value in model.items()
+            if name not in ("name", "same_text") and value is not None
+        ),
+        "text": escape(_of_text(same_text)) if same_text else None,
+        "not_judged": [
+            {"reason": escape(words)} for words in (same_text or {"not_judged": ()})["not_judged"]
+        ],
+    }
     console = Console(file=sys.stdout, highlight=False)
     console.print(
         f"[bold]pipegen {report['pipegen']}[/]  ·  Python {report['python']}"
         f"  ·  {report['platform']}"
     )
-    installed = ", ".join(
-        f"{name} {version}" for name, version in report["packages"].items() if version
-    )
-    absent = ", ".join(name for name, version in report["packages"].items() if not version)
-    console.print(
-        f"\n[bold]Installed[/]      {installed}\n[bold]Not installed[/] "
-        f" {absent or 'nothing is missing'}",
-        soft_wrap=True,
-    )
-    console.print(
-        f"[bold]Devices[/]        {', '.join(report['devices']) or 'none: torch is not installed'}"
-        "\n",
-        soft_wrap=True,
-    )
-    for name, row in report["versions"].items():
-        if row["verdict"] is not None:
-            colour = "green" if row["verdict"] == "fine" else "yellow"
-            console.print(
-                f"{name} {row['installed']}  [{colour}]{row['verdict']}[/]: tested up to"
-                f" {row['tested_up_to']}, and pipegen takes {row['takes']}",
-                soft_wrap=True,
-            )
-    console.print()
-    for name, engine in report["engines"].items():
-        verdict = (
-            "[green]can run here[/]"
-            if engine["runs"]
-            else f"[red]cannot run here[/]: {'; '.join(engine['missing'])}"
-            if engine["missing"]
-            else f"[red]cannot run here[/]: {escape(report['first_steps']['because'])}"
-            if name == "hf" and report["first_steps"]["same"] is False
-            else f"[yellow]not tested here[/]: {'; '.join(engine['untested'])}"
-        )
-        console.print(f"[bold]{shown(name)}[/] ({name})  {verdict}", soft_wrap=True)
-    console.print(
-        "embedded  "
-        + (
-            "comes with pipegen, on Hugging Face transformers"
-            if report["engines"]["hf"]["runs"]
-            else "comes with pipegen, and needs Hugging Face transformers"
-        )
-    )
-    for extra, problems in report["extras"].items():
-        console.print(
-            f"To get {extra}: [bold]{escape(install_hint(extra))}[/]  ({'; '.join(problems)})",
-            soft_wrap=True,
-        )
-    if "model" in report:
-        facts = ", ".join(
-            f"{name} {value}"
-            for name, value in report["model"].items()
-            if name not in ("name", "same_text") and value is not None
-        )
-        console.print(f"[bold]{escape(report['model']['name'])}[/]  {facts}", soft_wrap=True)
-        if "same_text" in report["model"]:
-            same_text = report["model"]["same_text"]
-            console.print(escape(_of_text(same_text)), soft_wrap=True)
-            for words in same_text["not_judged"]:
-                console.print(escape(f"not judged: {words}"), soft_wrap=True)
+    console.print("\n".join(lines_of(values, _ROWS)), soft_wrap=True)
     table = Table(
         title="\nWhat each engine honours",
         title_justify="left",
@@ -400,12 +413,11 @@ def _show(report: dict[str, Any]) -> None:
     table.add_column("")
     for engine in ENGINES:
         table.add_column(shown(engine), justify="center")
-    for name, feature in report["features"].items():
-        table.add_row(
-            f"{name} [dim]({feature['what']})[/]",
-            *("yes" if engine in feature["engines"] else "-" for engine in ENGINES),
-        )
-    for name, engines in report["options"].items():
+    rows = {
+        f"{name} [dim]({feature['what']})[/]": feature["engines"]
+        for name, feature in report["features"].items()
+    } | report["options"]
+    for name, engines in rows.items():
         table.add_row(name, *("yes" if engine in engines else "-" for engine in ENGINES))
     # One row for one line, however narrow the terminal: it is what people search with grep.
     Console(file=sys.stdout, highlight=False, width=max(console.width, 180)).print(table)

@@ -17,6 +17,7 @@ from pipegen.io.tables import TableError
 from pipegen.records import strict_json
 from pipegen.report.estimate import Estimate, prepared
 from pipegen.report.gallery import printable
+from pipegen.report.lines import Rows, lines_of
 
 __all__ = ["price_of", "run_estimate"]
 
@@ -95,49 +96,43 @@ def run_estimate(
     return 1 if estimate.errors else 0
 
 
-_ROWS = (
-    ("requests", "requests", "{requests:,}"),
-    ("longest_prompt", "prompt tokens", "{prompt_tokens:,}, {mean_prompt_tokens:,} a request"),
-    ("longest_prompt", "longest prompt", "{longest_prompt[tokens]:,} ({longest_prompt[id]})"),
-    ("images", "images", "{images:,}, with {image_tokens:,} of the prompt tokens"),
+_ROWS: Rows = (
+    ("", "requests          {requests:,}"),
+    ("longest_prompt", "prompt tokens     {prompt_tokens:,}, {mean_prompt_tokens:,} a request"),
+    ("longest_prompt", "longest prompt    {longest_prompt[tokens]:,} ({longest_prompt[id]})"),
+    ("images", "images            {images:,}, with {image_tokens:,} of the prompt tokens"),
     (
-        "requests",
-        "shared prefixes",
+        "",
         (
-            "{shared_prefix_share:.1%} of the prompt tokens: a prefix cache saves"
+            "shared prefixes   {shared_prefix_share:.1%} of the prompt tokens: a prefix cache saves"
             " {shared_prefix_tokens:,}"
         ),
     ),
-    ("requests", "generated tokens", "at most {most_completion_tokens:,} (max_new_tokens of each)"),
+    ("", "generated tokens  at most {most_completion_tokens:,} (max_new_tokens of each)"),
     (
         "later_turns",
-        "later turns",
-        "{later_turns:,}: their answers are counted, and not their prompts",
+        "later turns       {later_turns:,}: their answers are counted, and not their prompts",
     ),
-    ("most_cost", "cost", "at most {most_cost:,.2f}, of it {prompt_cost:,.2f} for the prompts"),
-    ("time", "time", "at most {time}"),
+    (
+        "most_cost",
+        "cost              at most {most_cost:,.2f}, of it {prompt_cost:,.2f} for the prompts",
+    ),
+    ("time", "time              at most {time}"),
+    ("failed", "{failed:,} would fail:"),
+    ("failures", "  {count:,} {kind}, the first is {first}"),
+    ("long", "  too long: {long}"),
 )
-"""What is shown where a value is there: its label, and its words."""
-_NOT_IF_NONE = ("longest_prompt", "images", "later_turns")
 
 
 def in_words(plain: dict[str, Any]) -> str:
     """The estimate for a reader."""
-    values = {name: value for name, value in plain.items() if value or name not in _NOT_IF_NONE}
-    if "most_seconds" in plain:
-        values["time"] = shown_time(plain["most_seconds"])
-    lines = [
-        f"{label:<17} {words.format_map(values)}" for name, label, words in _ROWS if name in values
+    long = [
+        f"{row['id']} ({'not counted' if row['tokens'] is None else format(row['tokens'], ',')})"
+        for row in plain["too_long"]
     ]
-    if plain["failed"]:
-        lines.append(f"{plain['failed']:,} would fail:")
-    for kind, failure in plain["errors"].items():
-        lines.append("  {count:,} {kind}, the first is {first}".format(kind=kind, **failure))
-    if plain["too_long"]:
-        counts = [
-            ("{id} (not counted)" if row["tokens"] is None else "{id} ({tokens:,})").format_map(row)
-            for row in plain["too_long"][:_SHOWN]
-        ]
-        more = ["..."] if len(plain["too_long"]) > _SHOWN else []
-        lines.append(f"  too long: {', '.join(counts + more)}")
-    return "\n".join(lines)
+    values = plain | {
+        "time": shown_time(plain["most_seconds"]) if "most_seconds" in plain else None,
+        "failures": [{"kind": kind, **failure} for kind, failure in plain["errors"].items()],
+        "long": ", ".join([*long[:_SHOWN], *(["..."] if len(long) > _SHOWN else [])]),
+    }
+    return "\n".join(lines_of(values, _ROWS))

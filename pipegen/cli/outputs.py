@@ -278,10 +278,8 @@ class Tally(ErrorCounts):
         self.reused += reused
         if isinstance(slot, Written):
             self.succeeded += 1
-            self.unanswered += slot.values["thinking_unfinished"]
-            self._tokens(
-                slot.values["prompt_tokens"], slot.values["completion_tokens"], reused=reused
-            )
+            self.unanswered += slot.thinking_unfinished
+            self._tokens(slot.prompt_tokens, slot.completion_tokens, reused=reused)
             return
         if is_ok(slot):
             result = slot.unwrap()

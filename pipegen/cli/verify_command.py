@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+from collections import Counter
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
@@ -35,6 +36,7 @@ from pipegen.records.requests import GenerationRequest, ImagePolicy
 from pipegen.report.audit_file import ROW_KINDS, Recorded, verify_results
 from pipegen.report.diff import Occurrences
 from pipegen.report.gallery import printable
+from pipegen.report.lines import Rows, lines_of
 from pipegen.report.questions import prompts
 from pipegen.report.verdict import Precision, Verdict
 from pipegen.report.verify import noise_of, verify
@@ -106,7 +108,7 @@ _SERVER_ALONE = ("dialect", "chat_only", "served_model_name", "timeout", "max_ne
 _FILES = (".jsonl", ".parquet", ".arrow", ".feather", ".csv")
 
 
-def _of_server(flags: VerifyFlags) -> tuple[bool, dict[str, Any], str]:
+def _of_server(flags: VerifyFlags) -> tuple[bool, dict[str, object], str]:
     settings: dict[str, Any] = {name: getattr(flags, name) for name in _SETTINGS}
     images = images_in_source(flags, flags.source)
     with contextlib.ExitStack() as stack:
@@ -154,7 +156,7 @@ def _requests(
         refuse(str(refusal), "IN")
 
 
-def _of_file(flags: VerifyFlags) -> tuple[bool, dict[str, Any], str]:
+def _of_file(flags: VerifyFlags) -> tuple[bool, dict[str, object], str]:
     """The verdict on a file of results; IN is the file of their requests."""
     from pipegen.backends.checkpoint.checkpoint import Checkpoint
 
@@ -224,87 +226,101 @@ def _of_file(flags: VerifyFlags) -> tuple[bool, dict[str, Any], str]:
     return verdict.right, {"file": str(file), **verdict.plain()}, words
 
 
-def of_file_in_words(found: Recorded, file: Path) -> str:
-    """The verdict on a file for a reader."""
-    counts = (
-        ", ".join(
-            f"{count:,} {kind}"
-            for kind, count in sorted(found.counts.items(), key=lambda pair: -pair[1])
-        )
-        or "no rows"
-    )
-    wrong = found.whole or not set(found.counts) <= {"right", "not judged"}
-    lines = [
+_DISTANCE = (
+    "spread",
+    (
+        "log probabilities differ by {spread:.2g} (root of the mean square); {precision} explains"
+        " {most_spread:.2g}"
+    ),
+)
+_OF_FILE: Rows = (
+    ("", "{outcome}: {file} by {model}: {tally}"),
+    _DISTANCE,
+    ("whole", "all rows together: {whole}"),
+    (
+        "other_prompts",
         (
-            f"{'right' if found.right else 'not right' if wrong else 'not known'}: {file} by"
-            f" {found.model}: {counts}"
-        )
-    ]
-    if found.spread is not None:
-        explained = f"{found.precision} explains {found.most_spread:.2g}"
-        lines.append(
-            f"log probabilities differ by {found.spread:.2g} (root of the mean square); {explained}"
-        )
-    if found.whole:
-        lines.append(f"all rows together: {found.whole}")
-    if found.counts.keys() == {"template"}:
-        lines.append(
             "no prompt is as expected: if the run had --map, --system, --drop-final-answer or"
             " --image-root, give them here too"
-        )
+        ),
+    ),
+    ("kinds", "{kind}: {words}{shown}"),
+)
+
+
+def of_file_in_words(found: Recorded, file: Path) -> str:
+    """The verdict on a file for a reader."""
+    counts = Counter(found.counts)
+    tally = ", ".join(f"{count:,} {kind}" for kind, count in counts.most_common()) or "no rows"
+    wrong = found.whole or not set(counts) <= {"right", "not judged"}
+    kinds = []
     for kind, words in ROW_KINDS.items():
-        rows = [row for row in found.rows if row.verdict == kind]
-        if rows:
-            lines += [f"{kind}: {words}", *(f"  {row.id}: {row.evidence}" for row in rows[:_SHOWN])]
-            lines += [f"  ... and {len(rows) - _SHOWN:,} more"] if len(rows) > _SHOWN else []
-    return "\n".join(lines)
+        rows = [f"\n  {row.id}: {row.evidence}" for row in found.rows if row.verdict == kind]
+        more = [f"\n  ... and {len(rows) - _SHOWN:,} more"] if len(rows) > _SHOWN else []
+        shown = "".join(rows[:_SHOWN] + more)
+        kinds += [{"kind": kind, "words": words, "shown": shown}] if rows else []
+    values = found.plain() | {
+        "outcome": "right" if found.right else "not right" if wrong else "not known",
+        "file": file,
+        "tally": tally,
+        "other_prompts": set(counts) == {"template"},
+        "kinds": kinds,
+    }
+    return "\n".join(lines_of(values, _OF_FILE))
+
+
+_OF_SERVER: Rows = (
+    ("", "{outcome}: {model} at {url} ({dialect}), {by}"),
+    (
+        "",
+        (
+            "{prompts:,} requests, {answers:,} answers; the reference would have written {agreeing:,}"
+            " of them, token for token"
+        ),
+    ),
+    (
+        "asked_again",
+        (
+            "{asked_again:,} requests more, about answers that came: cut short, with stop strings, as"
+            " streams, with seeds, for several samples"
+        ),
+    ),
+    _DISTANCE,
+    (
+        "margin",
+        (
+            "the largest margin where another token was chosen is {margin:.2g}; {precision} explains"
+            " {most_margin:.2g}"
+        ),
+    ),
+    (
+        "faults",
+        (
+            "{kind}: {words}\n  in {answers:,} of {of:,} answers by {way}, first in {first}:\n"
+            "  {example}\n  evidence: {evidence}"
+        ),
+    ),
+    (
+        "too_long",
+        "{too_long:,} requests are too long for the model or the server, and are not judged",
+    ),
+    ("unknown", "not judged: {reason}"),
+    ("shown", "failed by {way}: {id}: {error[type]}: {error[message]}"),
+    ("more", "... and {more:,} more failed"),
+)
 
 
 def in_words(verdict: Verdict) -> str:
     """The verdict for a reader."""
-    ways = " and ".join(f"by {way}" for way in verdict.ways) or "none judged"
-    lines = [
-        (
-            f"{'right' if verdict.right else 'not right' if verdict.faults else 'not known'}:"
-            f" {verdict.model} at {verdict.url} ({verdict.dialect}), {ways}"
-        ),
-        (
-            f"{verdict.prompts:,} requests, {verdict.answers:,} answers; the reference would have"
-            f" written {verdict.agreeing:,} of them, token for token"
-        ),
-    ]
-    if verdict.asked_again:
-        lines.append(
-            f"{verdict.asked_again:,} requests more, about answers that came: cut short, with stop"
-            " strings, as streams, with seeds, for several samples"
-        )
-    if verdict.spread is not None:
-        lines.append(
-            f"log probabilities differ by {verdict.spread:.2g} (root of the mean square);"
-            f" {verdict.precision} explains {verdict.most_spread:.2g}"
-        )
-    if verdict.margin:
-        lines.append(
-            f"the largest margin where another token was chosen is {verdict.margin:.2g};"
-            f" {verdict.precision} explains {verdict.most_margin:.2g}"
-        )
-    for fault in verdict.faults:
-        lines += [
-            f"{fault.kind}: {fault.words}",
-            (
-                f"  in {fault.answers:,} of {fault.of:,} answers by {fault.first.way}, first in"
-                f" {fault.first.id}:"
-            ),
-        ]
-        lines += [f"  {fault.example}", f"  evidence: {fault.evidence}"]
-    if verdict.too_long:
-        lines.append(
-            f"{verdict.too_long:,} requests are too long for the model or the server, and are not"
-            " judged"
-        )
-    lines += [f"not judged: {words}" for words in verdict.not_judged]
-    for name, way, error in verdict.failed[:_SHOWN]:
-        lines.append(f"failed by {way}: {name}: {type(error).__name__}: {error.message}")
-    if len(verdict.failed) > _SHOWN:
-        lines.append(f"... and {len(verdict.failed) - _SHOWN:,} more failed")
-    return "\n".join(lines)
+    plain = verdict.plain()
+    values = plain | {
+        "outcome": ("right" if verdict.right else "not right" if verdict.faults else "not known"),
+        "by": " and ".join(f"by {way}" for way in verdict.ways) or "none judged",
+        "most_spread": verdict.most_spread,
+        "most_margin": verdict.most_margin,
+        "margin": verdict.margin or None,
+        "unknown": [{"reason": reason} for reason in verdict.not_judged],
+        "shown": plain["failed"][:_SHOWN],
+        "more": max(0, len(verdict.failed) - _SHOWN),
+    }
+    return "\n".join(lines_of(values, _OF_SERVER))

@@ -5,11 +5,11 @@ while it works has `open` besides (see `pipegen.engines.session`).
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol, TypeVar, runtime_checkable
+from typing import Any, Protocol, TypeAlias, TypeVar, runtime_checkable
 
 from pipegen.core.slots import Slot
 
-__all__ = ["Backend", "Session", "require_backend"]
+__all__ = ["AnyBackend", "Backend", "Session", "require_backend"]
 
 Asked_contra = TypeVar("Asked_contra", contravariant=True)
 Answer_co = TypeVar("Answer_co", covariant=True)
@@ -29,6 +29,10 @@ class Backend(Protocol[Asked_contra, Answer_co]):
         other exception is a bug and comes through.
         """
         ...
+
+
+AnyBackend: TypeAlias = Backend[Any, Any]
+"""A backend in a pipe: the stages around it know what it takes and answers."""
 
 
 class Session(Protocol):
@@ -59,7 +63,7 @@ class Session(Protocol):
         ...
 
 
-def require_backend(stage: str, backend: Any) -> None:
+def require_backend(stage: str, backend: object) -> None:
     """Raise `TypeError` unless that is what the stage can be bound to, such as for a route in the
     place of its engine.
     """

@@ -76,7 +76,7 @@ class EngineNote(str):
         self.engine = engine
         return self
 
-    def __getnewargs__(self) -> Any:  # what pickle calls `__new__` with
+    def __getnewargs__(self) -> tuple[str]:  # what pickle calls `__new__` with
         return (self.engine,)
 
 
@@ -132,10 +132,10 @@ def named(raised: Exception, name: Callable[[int | None], str]) -> None:
         blamed(raised, StageNote(note.stage, note.internal, note.advice, note.row, name(note.row)))
 
 
-def _notes(raised: BaseException) -> list[Any]:
+def _notes(raised: BaseException) -> list[object]:
     notes = getattr(raised, "__notes__", None)
     return notes if isinstance(notes, list) else []
 
 
-def _pending(note: Any) -> bool:
+def _pending(note: object) -> bool:
     return isinstance(note, StageNote) and not note.request

@@ -19,7 +19,7 @@ pipegen.core.errors.PromptTooLong: the prompt has 10 tokens; the limit is 4 (hin
 from __future__ import annotations
 
 from dataclasses import FrozenInstanceError, dataclass, field, fields
-from typing import Any, ClassVar, Self, TypeVar, cast, dataclass_transform
+from typing import ClassVar, Self, TypeVar, cast, dataclass_transform
 
 __all__ = [
     "BackendFailed",
@@ -56,7 +56,7 @@ def _error(cls: type[E]) -> type[E]:
     """
     error_class = dataclass(frozen=True, slots=True)(cls)
 
-    def set_attribute(self: Any, name: str, value: Any) -> None:
+    def set_attribute(self: RuntimeError, name: str, value: object) -> None:
         if name not in _OF_EXCEPTIONS:
             raise FrozenInstanceError(f"cannot assign to field {name!r}")
         RuntimeError.__setattr__(self, name, value)
@@ -101,7 +101,7 @@ class GenerationError(RuntimeError):
     def __str__(self) -> str:
         return f"{self.message} (hint: {self.hint})"
 
-    def __reduce__(self) -> Any:
+    def __reduce__(self) -> tuple[object, ...]:
         return _made_again, (
             type(self),
             {each.name: getattr(self, each.name) for each in fields(self)},
@@ -115,14 +115,14 @@ class GenerationError(RuntimeError):
         """
         return self.with_fields(earlier=earlier + self.earlier)
 
-    def with_fields(self, **values: Any) -> Self:
+    def with_fields(self, **values: object) -> Self:
         """The same error with other values of its fields, whatever arguments its class takes."""
         return _made_again(
             type(self), {**{each.name: getattr(self, each.name) for each in fields(self)}, **values}
         )
 
 
-def _made_again(kind: type[E], values: dict[str, Any]) -> E:
+def _made_again(kind: type[E], values: dict[str, object]) -> E:
     """An error of these values. Its class may have arguments of its own, so it is not called."""
     error = kind.__new__(kind)
     for name, value in values.items():
@@ -258,7 +258,7 @@ class TemplateFailed(GenerationError):
 class _UnlessLasting:
     """True of the class, and of an error that is not `lasting`."""
 
-    def __get__(self, error: Any, kind: type[Any]) -> bool:
+    def __get__(self, error: BackendFailed | None, kind: type) -> bool:
         return error is None or not error.lasting
 
 

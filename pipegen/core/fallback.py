@@ -16,7 +16,7 @@ from pipegen.core.errors import (
 )
 from pipegen.core.pipe import EngineMap, Pipe, pipe_of, union
 from pipegen.core.slots import Slot
-from pipegen.core.steps import Branch, GoOn, sampled
+from pipegen.core.steps import Branch, GoOn, Notes, sampled
 
 __all__ = ["When", "fallback", "warn_of"]
 
@@ -81,8 +81,8 @@ def fallback(first: Pipe[A, B], second: Pipe[A, B], *, when: When) -> Pipe[A, B]
             warn_of(first.name, second.name, f"{type(error).__name__}: {error.message}")
 
     def leave(
-        value: Slot[Any], notes: tuple[Any, ...], turn: int, slot: Slot[Any]
-    ) -> GoOn | Slot[Any]:
+        value: Slot[object], notes: Notes, turn: int, slot: Slot[object]
+    ) -> GoOn | Slot[object]:
         """A row has come out of a route; `notes` are the errors of the first one."""
         if turn:
             return _remember(slot, notes)
@@ -132,7 +132,7 @@ def _another_name(used_names: set[str]) -> Callable[[str], str]:
     return another
 
 
-def _remember(slot: Slot[Any], earlier: tuple[GenerationError, ...]) -> Slot[Any]:
+def _remember(slot: Slot[Any], earlier: Notes) -> Slot[object]:
     """Put the errors of earlier routes into a slot's history: `.earlier` of an error, `.tried` of a
     record that has it.
     """

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from typing import Any, NamedTuple, ParamSpec, TypeVar
+from typing import NamedTuple, ParamSpec, TypeVar
 
 from returns.result import Failure, Result, Success
 
@@ -160,7 +160,7 @@ def _failure(
     failed: Callable[[Raised], E],
     known: tuple[type[BaseException], ...],
     only: tuple[type[BaseException], ...],
-) -> Result[Any, E]:
+) -> Failure[E]:
     if not isinstance(raised, (*known, *only)) and not (
         type(raised).__name__ == _PANIC and Exception in only
     ):

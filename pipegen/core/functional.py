@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, TypeVar, cast
+from typing import TypeVar, cast
 
 __all__ = ["partition_all", "without_none"]
 
@@ -20,8 +20,7 @@ def partition_all(n: int, seq: Iterable[T], /) -> Iterator[tuple[T, ...]]:
     """The items in tuples of `n`, the last of which may be shorter: as in toolz, with its types."""
     import toolz
 
-    tuples: Any = toolz.partition_all(n, seq)
-    return cast("Iterator[tuple[T, ...]]", tuples)
+    return cast("Iterator[tuple[T, ...]]", toolz.partition_all(n, seq))
 
 
 def without_none(values: Mapping[K, V | None]) -> dict[K, V]:

@@ -36,16 +36,20 @@ from pipegen.core.steps import (
     Call,
     EngineRequest,
     Expand,
+    Follow,
     FusedStages,
     Gather,
     GoOn,
+    Notes,
     Program,
+    ProgramStep,
+    RowFunction,
     Stage,
     Step,
 )
 
 if TYPE_CHECKING:
-    from pipegen.core.pipe import Pipe
+    from pipegen.core.pipe import AnyPipe
 
 __all__ = ["Advanced", "Place", "Row", "Shown", "advance", "guarded", "shown_text"]
 
@@ -55,7 +59,7 @@ Earlier places are less than later ones.
 """
 Bug: TypeAlias = Callable[["Row", Exception], object]
 Stays: TypeAlias = Callable[["Row"], bool]
-Going: TypeAlias = tuple[list["Row"], list[Slot[Any]]]
+Going: TypeAlias = tuple[list["Row"], list[Slot[object]]]
 """Rows that go through a pipe together, and the slot of each: a `Row` is made where it stops."""
 
 
@@ -67,19 +71,19 @@ class Row(NamedTuple):
     value: Slot[Any]
     at: int = 0
     """Its place in the pipe's program."""
-    answers: tuple[Slot[Any], ...] = ()
+    answers: tuple[Slot[object], ...] = ()
     """What the engine has answered at the call where the row is."""
     samples: tuple[tuple[int, int], ...] = ()
     """Which sample it is, and of how many; of each of these again, where samples became several
     rows.
     """
-    request: Slot[Any] | None = None
+    request: Slot[object] | None = None
     """What became the samples; None where that was several rows already."""
-    before: Slot[Any] | None = None
+    before: Slot[object] | None = None
     """The answer that its request was made of."""
     turn: int = 0
     """Within a branch, how many turns came before."""
-    notes: tuple[Any, ...] = ()
+    notes: Notes = ()
     """What the branch has noted at these: the errors of a fallback, the results of a loop."""
     outer: Row | None = None
     """Within a branch, the row in the pipe around it. Its value is what came in at this turn."""
@@ -94,7 +98,7 @@ class Row(NamedTuple):
         """Which sample it is, and of how many, in the whole pipe and in those within it."""
         return self.samples if self.outer is None else self.outer.sample + self.samples
 
-    def answered(self, slot: Slot[Any]) -> Row:
+    def answered(self, slot: Slot[object]) -> Row:
         """The row with one more answer to its call."""
         # `_replace` takes three times as long
         return tuple.__new__(Row, (*self[:3], (*self.answers, slot), *self[4:]))
@@ -111,7 +115,7 @@ class Advanced(NamedTuple):
 
 
 def advance(
-    pipe: Pipe[Any, Any],
+    pipe: AnyPipe,
     rows: Iterable[Row],
     bug: Bug | None = None,
     stays: Stays = lambda row: False,
@@ -135,7 +139,7 @@ def advance(
         while group and at < len(does):
             step = does[at]
             if isinstance(step, FusedStages):
-                going = _alone(does, at, going, bug)
+                going = _alone(step, does[:at], does[at:], going, bug)
             elif isinstance(step, Expand) or (isinstance(step, Gather) and not step.last):
                 going = _spread(step, going)
             elif isinstance(step, Gather):
@@ -143,7 +147,7 @@ def advance(
                     break
                 going = _gathered(step, at, going, done)
             elif isinstance(step, Call):
-                going = _called(does, at, first, going, done, bug)
+                going = _called(step, does[:at], at == first, going, done, bug)
             else:
                 going = _enter(at, going, there)
             group, at = going[0], at + 1
@@ -163,19 +167,19 @@ class Shown(NamedTuple):
 
     keeps: bool
     """Whether it is the text of the row's result, unchanged."""
-    follow: Callable[[Any], Any] | None
+    follow: Follow | None
     """What turns ids into text for it."""
     round: int | None
     """In which round of the outermost loop the row is; None outside of loops."""
 
 
-def shown_text(pipe: Pipe[Any, Any], row: Row) -> Shown:
+def shown_text(pipe: AnyPipe, row: Row) -> Shown:
     """What is known of the text that the row's call streams."""
     if row.outer is None:
         return Shown(pipe.program.keeps[row.at], pipe.program.follows[row.at], None)
     keeps, follow, turn = shown_text(pipe, row.outer)
     program = _program(pipe, row.place)
-    branch: Any = _program(pipe, row.outer.place).does[row.outer.at]
+    branch = _program(pipe, row.outer.place).branch(row.outer.at)
     if (
         branch.splits
     ):  # of a loop within a loop, no round is known to be the last before it has ended
@@ -187,11 +191,10 @@ def shown_text(pipe: Pipe[Any, Any], row: Row) -> Shown:
     return Shown(keeps and program.keeps[row.at], program.follows[row.at] or follow, turn)
 
 
-def _program(pipe: Pipe[Any, Any], place: Place) -> Program:
+def _program(pipe: AnyPipe, place: Place) -> Program:
     """The program of the innermost pipe at this place."""
     for (_, at), (turn, _) in pairwise(place):
-        branch: Any = pipe.program.does[at]
-        pipe = branch.way(turn)
+        pipe = pipe.program.branch(at).way(turn)
     return pipe.program
 
 
@@ -200,29 +203,35 @@ def _plain(row: Row) -> Row:
     return row._replace(value=row.value.plain()) if isinstance(row.value, Unread) else row
 
 
-def _moved(row: Row, slot: Slot[Any], at: int) -> Row:
+def _moved(row: Row, slot: Slot[object], at: int) -> Row:
     return tuple.__new__(Row, (row.key, slot, at, (), *row[4:]))
 
 
-def _alone(program: Sequence[Any], at: int, going: Going, bug: Bug | None) -> Going:
+def _alone(
+    fused: FusedStages,
+    earlier: Sequence[ProgramStep],
+    later: Sequence[ProgramStep],
+    going: Going,
+    bug: Bug | None,
+) -> Going:
     """Each row through the stages at a place of the program, before the next row begins: what lies
     between two stages is gone by then.
     """
-    stages: Sequence[Stage] = program[at].stages
-    does: list[Any] = [_prepared(stages[0], going[1])]
-    does += [stage.row for stage in stages[1:]]
+    stages = fused.stages
+    does: list[RowFunction] = [_prepared(stages[0], going[1])]
+    does += [stage.row for stage in stages[1:] if stage.row is not None]
     both = [*zip(stages, does, strict=True)]
     rows: list[Row] = []
-    slots: list[Slot[Any]] = []
+    slots: list[Slot[object]] = []
     for row, entry in zip(*going, strict=True):
         slot, stage, value, before = entry, stages[0], None, None
         if isinstance(slot, Unread):
-            slot = _unread(row, slot, program, at)
+            slot = _unread(row, slot, stages, later)
         try:
             for stage, do in both if isinstance(slot, Success) else ():
                 value = slot.unwrap()
                 if not isinstance(value, stage.takes):
-                    before = before or _before(program[:at])
+                    before = before or _before(earlier)
                     raise _wrong_record(stage, before, value)
                 try:
                     slot = do(value)
@@ -247,14 +256,19 @@ def _alone(program: Sequence[Any], at: int, going: Going, bug: Bug | None) -> Go
     return rows, slots
 
 
-def _unread(row: Row, slot: Unread[Any], program: Sequence[Any], at: int) -> Slot[Any]:
+def _unread(
+    row: Row,
+    slot: Unread[GenerationError],
+    stages: Sequence[Stage],
+    later: Sequence[ProgramStep],
+) -> Slot[object]:
     """A request that was never read, after the stages at a place. Before a branch, pipegen's own
     stages add to it, such as options. Any other stage makes it a failure alone.
     """
-    if row.outer is not None or not any(isinstance(step, Branch) for step in program[at:]):
+    if row.outer is not None or not any(isinstance(step, Branch) for step in later):
         return slot.plain()
     value = slot.given()
-    for stage in program[at].stages:
+    for stage in stages:
         changed = None if stage.row is None or not stage.internal else stage.row(value)
         if not isinstance(changed, Success) or type(changed.unwrap()) is not type(value):
             return slot.plain()
@@ -264,10 +278,10 @@ def _unread(row: Row, slot: Unread[Any], program: Sequence[Any], at: int) -> Slo
 
 def guarded(
     name: str,
-    stage: Callable[[Any], Slot[Any]],
-    value: Any,
+    stage: RowFunction,
+    value: object,
     catch: tuple[type[Exception], ...] = (),
-) -> Slot[Any]:
+) -> Slot[object]:
     """The slot that a function gives for a value; what it raises and `catch` lists fails it, as in
     a stage.
     """
@@ -277,7 +291,7 @@ def guarded(
         return _failed(name, raised, catch)
 
 
-def _failed(name: str, raised: Exception, catch: tuple[type[Exception], ...]) -> Slot[Any]:
+def _failed(name: str, raised: Exception, catch: tuple[type[Exception], ...]) -> Slot[object]:
     """What a stage raised on bad data, as the error of its row."""
     if isinstance(raised, GenerationError):
         return Failure(raised.with_traceback(None))
@@ -286,7 +300,7 @@ def _failed(name: str, raised: Exception, catch: tuple[type[Exception], ...]) ->
     return Failure(StageFailed(message, stage=name, incident=seen.incident))
 
 
-def _failure(name: str, slot: Any) -> Slot[Any]:
+def _failure(name: str, slot: object) -> Slot[object]:
     """What a stage returned that is no Success, with its name where it has left that out. Raises
     `ContractError` unless it has failed with an error.
     """
@@ -305,7 +319,7 @@ def _failure(name: str, slot: Any) -> Slot[Any]:
     return Failure(error.with_fields(stage=name)) if unnamed else slot
 
 
-def _prepared(stage: Stage, slots: Sequence[Slot[Any]]) -> Callable[[Any], Slot[Any]]:
+def _prepared(stage: Stage, slots: Sequence[Slot[object]]) -> RowFunction:
     """The function of a stage, for these rows together; where that cannot be made, for each row
     alone, since the bug is of one of them. A stage that no row reaches is not prepared.
     """
@@ -315,14 +329,14 @@ def _prepared(stage: Stage, slots: Sequence[Slot[Any]]) -> Callable[[Any], Slot[
     live = [slot.unwrap() for slot in slots if isinstance(slot, Success)]
     values = [value for value in live if isinstance(value, stage.takes)]
 
-    def alone(value: Any) -> Slot[Any]:
+    def alone(value: object) -> Slot[object]:
         return prepare([value])(value)
 
     # what raises here raises again, for its row
     return attempt(lambda: prepare(values)).value_or(alone) if values else alone
 
 
-def _before(program: Sequence[Any]) -> Step | None:
+def _before(program: Sequence[ProgramStep]) -> Step | None:
     """What gave the values that come out of this part of a program; None where they came into
     it.
     """
@@ -339,7 +353,7 @@ def _giver(step: Step, before: Step | None) -> str:
     return step.name if before is None or before.internal else before.name
 
 
-def _wrong_record(step: Step, before: Step | None, value: Any) -> ContractError:
+def _wrong_record(step: Step, before: Step | None, value: object) -> ContractError:
     """The error of a step that is given what it does not take: who put the pipe together has to
     change it, whosever the steps are.
     """
@@ -399,23 +413,27 @@ def _noted(raised: Exception, note: StageNote) -> Exception:
 
 
 def _called(
-    program: Sequence[Any], at: int, first: int, going: Going, done: Advanced, bug: Bug | None
+    call: Call,
+    earlier: Sequence[ProgramStep],
+    begun: bool,
+    going: Going,
+    done: Advanced,
+    bug: Bug | None,
 ) -> Going:
     """Rows at a call, of which those that began here may have answers: each wants an engine, or
     goes on.
     """
-    call: Call = program[at]
     rows: list[Row] = []
-    slots: list[Slot[Any]] = []
+    slots: list[Slot[object]] = []
     for row, slot in zip(*going, strict=True):
         if not isinstance(slot, Success):
             rows.append(row)
             slots.append(slot)
             continue
-        value, answers = slot.unwrap(), row.answers if at == first else ()
+        value, answers = slot.unwrap(), row.answers if begun else ()
         try:
             if not isinstance(value, call.takes):
-                before = _before(program[:at])
+                before = _before(earlier)
                 wrong = _wrong_record(call, before, value)
                 blamed(wrong, StageNote(_giver(call, before), internal=False, row=row.key))
                 raise wrong
@@ -431,7 +449,7 @@ def _called(
             bug(row, raised)
             continue
         if isinstance(after, EngineRequest):
-            done.calls.append((row if at == first else _moved(row, slot, at), after))
+            done.calls.append((row if begun else _moved(row, slot, len(earlier)), after))
         else:
             rows.append(row)
             slots.append(after)
@@ -453,7 +471,7 @@ def _enter(at: int, going: Going, there: dict[Place, list[Row]]) -> Going:
 
 
 def _leave(
-    pipe: Pipe[Any, Any],
+    pipe: AnyPipe,
     place: Place,
     rows: Sequence[Row],
     there: dict[Place, list[Row]],
@@ -462,7 +480,7 @@ def _leave(
 ) -> None:
     """Rows that come out of a pipe of a branch: each goes on in the next one, or after the branch."""
     at = place[-1][1]
-    branch: Any = _program(pipe, place).does[at]
+    branch = _program(pipe, place).branch(at)
     for row in map(_plain, rows):
         outer: Any = row.outer
         try:
@@ -490,9 +508,9 @@ def _spread(step: Expand | Gather, going: Going) -> Going:
     request.
     """
     rows: list[Row] = []
-    slots: list[Slot[Any]] = []
+    slots: list[Slot[object]] = []
     for row, slot in zip(*going, strict=True):
-        parts: Sequence[Slot[Any]] = (slot,)
+        parts: Sequence[Slot[object]] = (slot,)
         if isinstance(step, Gather):
             parts = step.answers(slot, row.before, step.whole)
         elif isinstance(slot, Success) and not step.whole:
@@ -511,12 +529,12 @@ def _gathered(step: Gather, at: int, going: Going, done: Advanced) -> Going:
     """The rows of each request as one, where they are all there."""
     if not any(row.samples or row.before is not None for row in going[0]):
         return going
-    families: dict[Any, list[tuple[Row, Slot[Any]]]] = {}
+    families: dict[object, list[tuple[Row, Slot[object]]]] = {}
     for row, slot in zip(*going, strict=True):
         outer = None if row.outer is None else row.outer.sample
         families.setdefault((row.key, outer), []).append((row, slot))
     rows: list[Row] = []
-    slots: list[Slot[Any]] = []
+    slots: list[Slot[object]] = []
     for family in families.values():
         # the share that each row is of its request
         shares = [math.prod(count for _, count in row.samples) for row, _ in family]

@@ -9,7 +9,7 @@ from returns.result import Success
 
 from pipegen.core.pipe import Pipe, pipe_of
 from pipegen.core.slots import Slot
-from pipegen.core.steps import Branch, GoOn, sampled
+from pipegen.core.steps import Branch, GoOn, Notes, sampled
 
 __all__ = ["loop"]
 
@@ -45,9 +45,7 @@ def loop(
     """
     ways = (pipe,) if later is None else (pipe, later)
 
-    def leave(
-        value: Slot[Any], notes: tuple[Any, ...], turn: int, slot: Slot[Any]
-    ) -> GoOn | Slot[Any]:
+    def leave(value: Slot[object], notes: Notes, turn: int, slot: Slot[Any]) -> GoOn | Slot[object]:
         """A round is over; `notes` are the results of those before it."""
         if not isinstance(slot, Success):
             return slot

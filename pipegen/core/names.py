@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-__all__ = ["CLOSE", "InvalidField", "folded", "nearest"]
+__all__ = ["CLOSE", "InvalidField", "folded", "misspelt", "nearest"]
 
 CLOSE = 0.85
 """How alike two names are where one is the other with a letter wrong, and not a name of its own."""
@@ -52,3 +52,17 @@ def nearest(word: str, names: Iterable[str], alike: float = 0.6) -> str:
     same = [name for name in known if folded(name) == folded(word)]
     matches = same or difflib.get_close_matches(word, known, n=1, cutoff=alike)
     return f"; did you mean {matches[0]!r}?" if matches else ""
+
+
+def misspelt(word: str, names: Iterable[str]) -> str:
+    """The name that a word is a spelling of with a letter wrong; empty where there is none.
+
+    A word and its plural are two words.
+
+    >>> misspelt("temprature", ["temperature"]), misspelt("stops", ["stop"])
+    ('temperature', '')
+    """
+    import difflib
+
+    near = difflib.get_close_matches(word[:100], list(names), n=1, cutoff=0.9)
+    return "" if not near or near[0] in (f"{word}s", word.removesuffix("s")) else near[0]

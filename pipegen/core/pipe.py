@@ -24,11 +24,11 @@ import inspect
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Generic, Self, TypeVar
+from typing import Any, Generic, Self, TypeAlias, TypeVar
 
 from returns.result import Failure, Success
 
-from pipegen.core.backend import Backend, require_backend
+from pipegen.core.backend import AnyBackend, Backend, require_backend
 from pipegen.core.error_notes import named
 from pipegen.core.errors import ContractError
 from pipegen.core.interpreter import Row, advance
@@ -50,6 +50,7 @@ from pipegen.core.steps import (
 )
 
 __all__ = [
+    "AnyPipe",
     "Pipe",
     "EngineMap",
     "batch_stage",
@@ -105,9 +106,9 @@ class Pipe(Generic[A_contra, B_co]):
         return program(self.steps)
 
     @property
-    def parts(self) -> tuple[Pipe[Any, Any], ...]:
+    def parts(self) -> tuple[AnyPipe, ...]:
         """The stages that were joined, in order, each as a pipe of its own."""
-        parts: list[Pipe[Any, Any]] = []
+        parts: list[AnyPipe] = []
         for step in self.steps:
             if not parts or (parts[-1].name and not isinstance(step, Gather)):
                 parts.append(identity())
@@ -154,7 +155,7 @@ class Pipe(Generic[A_contra, B_co]):
         return tuple(name for step in self.steps for name in step.routes)
 
     @property
-    def backend(self) -> Backend[Any, Any] | None:
+    def backend(self) -> AnyBackend | None:
         """What its first call calls; None where no stage of it calls an engine itself."""
         return next((step.backend for step in self.steps if isinstance(step, Call)), None)
 
@@ -172,7 +173,7 @@ class Pipe(Generic[A_contra, B_co]):
         name = " >> ".join(name for name in (self.name, then.name) if name)
         return Pipe(name, placed((*self.steps, *then.steps)), union(self.owns, then.owns))
 
-    def with_parts(self, parts: Iterable[Pipe[Any, Any]]) -> Self:
+    def with_parts(self, parts: Iterable[AnyPipe]) -> Self:
         """The same pipe (its name, and what it owns) with other stages."""
         return self._with(tuple(step for part in parts for step in part.steps))
 
@@ -180,7 +181,7 @@ class Pipe(Generic[A_contra, B_co]):
         return replace(self, steps=placed(steps))
 
     def insert(
-        self, stage: Pipe[Any, Any], *, after: str | None = None, before: str | None = None
+        self, stage: AnyPipe, *, after: str | None = None, before: str | None = None
     ) -> Self:
         """The pipe with one more stage, after or before another.
 
@@ -192,7 +193,7 @@ class Pipe(Generic[A_contra, B_co]):
         index = self._index_of(before if after is None else after) + (after is not None)
         return self._edited(index, index, _pipe(stage))
 
-    def replace(self, name: str, stage: Pipe[Any, Any]) -> Self:
+    def replace(self, name: str, stage: AnyPipe) -> Self:
         """The pipe with another stage in the place of the one of that name; what the old one did
         about samples is done there. Raises as `insert` does.
         """
@@ -212,7 +213,7 @@ class Pipe(Generic[A_contra, B_co]):
         index = self._index_of(name)
         return self._edited(index, index + 1, identity())
 
-    def _index_of(self, name: Any) -> int:
+    def _index_of(self, name: object) -> int:
         if not isinstance(name, str):
             raise TypeError(f"a stage is found by its name, not by {name!r:.80}")
         names = [part.name for part in self.parts]
@@ -226,7 +227,7 @@ class Pipe(Generic[A_contra, B_co]):
             )
         return names.index(name)
 
-    def _edited(self, start: int, end: int, new: Pipe[Any, Any]) -> Self:
+    def _edited(self, start: int, end: int, new: AnyPipe) -> Self:
         """The pipe with this one in the place of its parts from `start` to `end`."""
         before, after = self.parts[:start], self.parts[end:]
         names = {part.name for part in (*before, *after)}
@@ -268,7 +269,7 @@ class Pipe(Generic[A_contra, B_co]):
             raise ContractError(
                 f"{self.name} calls the engine {call.backend.name}: use run, arun or stream"
             )
-        slots: list[Any] = [*batch]
+        slots: list[Slot[Any]] = [*batch]
         for row in done.ended:
             slots[row.key] = row.value
         return tuple(slots)
@@ -288,6 +289,10 @@ class Pipe(Generic[A_contra, B_co]):
                 stack.callback(engine.close)
 
 
+AnyPipe: TypeAlias = Pipe[Any, Any]
+"""A pipe of any records: its stages check what comes to them."""
+
+
 def placed(steps: Steps, before: Steps = (), after: Steps = ()) -> Steps:
     """The steps, each where it stands among the others and those before and after them all."""
 
@@ -301,7 +306,7 @@ def placed(steps: Steps, before: Steps = (), after: Steps = ()) -> Steps:
     return tuple([placed_at(index, step) for index, step in enumerate(steps)])
 
 
-def pipe_of(*steps: Step) -> Pipe[Any, Any]:
+def pipe_of(*steps: Step) -> AnyPipe:
     """The pipe of one step, and of what belongs to it."""
     return Pipe("".join(step.name for step in steps), steps, union(*(step.owns for step in steps)))
 
@@ -384,7 +389,7 @@ def row_stage(
     return pipe_of(Stage(name=name, row=stage, catch=catch, keeps_text=keeps_text, **more))
 
 
-def check_catch(catch: Any) -> None:
+def check_catch(catch: object) -> None:
     """Raise `TypeError` unless these are exceptions that a stage may raise."""
     if not isinstance(catch, tuple) or not all(
         isinstance(kind, type) and issubclass(kind, Exception) for kind in catch
@@ -424,7 +429,7 @@ def pure(name: str, f: Callable[[Taken], B], *, keeps_text: bool = False) -> Pip
     return each(name, always, keeps_text=keeps_text)
 
 
-def _check(lift: str, name: Any, f: Any) -> None:
+def _check(lift: str, name: object, f: object) -> None:
     if not isinstance(name, str) or not name or not callable(f):
         raise TypeError(
             f"a name and a function are wanted, such as {lift}('strip', strip), not {name!r:.80} and {f!r:.80}"
@@ -443,7 +448,7 @@ def call(backend: Backend[A, B]) -> Pipe[A, B]:
     """
     require_backend("call", backend)
 
-    def ask(value: Any, answers: tuple[Slot[Any], ...]) -> EngineRequest | Slot[Any]:
+    def ask(value: object, answers: tuple[Slot[object], ...]) -> EngineRequest | Slot[object]:
         return answers[0] if answers else EngineRequest(backend, value)
 
     return pipe_of(
@@ -451,7 +456,7 @@ def call(backend: Backend[A, B]) -> Pipe[A, B]:
     )
 
 
-def _pipe(stage: Any) -> Pipe[Any, Any]:
+def _pipe(stage: object) -> AnyPipe:
     if not isinstance(stage, Pipe):
         raise TypeError(
             f"a stage is a pipe, not {type(stage).__name__}: each(name, stage) or pure(name, f) makes one of a function"

@@ -14,7 +14,7 @@ passes every later stage untouched, the same object.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any, Tuple, TypeAlias, TypeVar  # noqa: UP035 - see Batch
+from typing import Tuple, TypeAlias, TypeVar  # noqa: UP035 - see Batch
 
 from returns.result import Failure, Result, Success
 from typing_extensions import TypeIs
@@ -49,10 +49,10 @@ class Unread(Failure[E]):  # type: ignore[misc]  # final; it goes wherever a fai
     """
 
     __slots__ = ("given",)
-    given: Callable[[], Any]
+    given: Callable[[], object]
     """Makes the request."""
 
-    def __init__(self, error: E, given: Callable[[], Any]) -> None:
+    def __init__(self, error: E, given: Callable[[], object]) -> None:
         super().__init__(error)
         object.__setattr__(self, "given", given)
 

@@ -15,11 +15,11 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
 
-from pipegen.core.backend import Backend
+from pipegen.core.backend import AnyBackend
 from pipegen.core.slots import Slot
 
 if TYPE_CHECKING:
-    from pipegen.core.pipe import Pipe
+    from pipegen.core.pipe import AnyPipe
 
 __all__ = [
     "GoOn",
@@ -41,6 +41,12 @@ __all__ = [
 ]
 
 
+RowFunction: TypeAlias = Callable[[Any], Slot[object]]
+"""The function of a stage: it is called with records of its step's `takes` alone."""
+Follow: TypeAlias = Callable[[Any], Any]
+"""Makes, of one input of a call, what turns streamed token ids into text."""
+
+
 class Closeable(Protocol):
     """What a pipe may own."""
 
@@ -50,8 +56,8 @@ class Closeable(Protocol):
 class EngineRequest(NamedTuple):
     """What a row wants of an engine: the only effect."""
 
-    backend: Backend[Any, Any]
-    input: Any
+    backend: AnyBackend
+    input: object
     shown: bool = True
     """Whether the text of the answer may be the text of the result."""
     same: Hashable = None
@@ -79,7 +85,7 @@ class Step:
     """Whether pipegen itself made the step: a bug in it is pipegen's, and in any other the
     user's.
     """
-    takes: type[Any] = object
+    takes: type = object
     """The record that it takes, where it takes one only."""
     owns: tuple[Closeable, ...] = ()
     """The engines that are released with its pipe."""
@@ -91,13 +97,13 @@ class Step:
     """
     plugins: tuple[Any, ...] = ()
     """Those for which it cuts or trims."""
-    follow: Callable[[Any], Any] | None = None
+    follow: Follow | None = None
     """Makes, for one input of the call before it, what turns streamed token ids into text."""
     honours: str = ""
     """The step whose options it honours, where its own name is another."""
     version: str = ""
     """What it does, where its name does not say it, for the keys of a job's rows."""
-    rebind: Callable[[EngineMap], Pipe[Any, Any]] | None = None
+    rebind: Callable[[EngineMap], AnyPipe] | None = None
     """Of a step that is bound to an engine or a name: the same step, bound to others."""
     among: Callable[[Steps, Steps], Step] | None = None
     """Of a step whose work depends on the others of its pipe: the same step among those before it
@@ -114,10 +120,10 @@ class Stage(Step):
     a time, which may do equal work once.
     """
 
-    row: Callable[[Any], Slot[Any]] | None = None
+    row: RowFunction | None = None
     catch: tuple[type[Exception], ...] = ()
     """What `row` may raise on bad data."""
-    prepare: Callable[[Sequence[Any]], Callable[[Any], Slot[Any]]] | None = None
+    prepare: Callable[[Sequence[Any]], RowFunction] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,15 +133,19 @@ class Call(Step):
     """
 
     keeps_text: bool = False
-    backend: Backend[Any, Any]
-    ask: Callable[[Any, tuple[Slot[Any], ...]], EngineRequest | Slot[Any]]
+    backend: AnyBackend
+    ask: Callable[[Any, tuple[Slot[object], ...]], EngineRequest | Slot[object]]
+
+
+Notes: TypeAlias = tuple[Any, ...]
+"""What a branch has noted of a row: the branch alone knows of what type."""
 
 
 class GoOn(NamedTuple):
     """A row goes on in a branch: with this value, and what is noted until then."""
 
-    value: Slot[Any]
-    notes: tuple[Any, ...]
+    value: Slot[object]
+    notes: Notes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,8 +156,8 @@ class Branch(Step):
     value: what came in at this turn; turn: how many turns came before it; slot: what came out.
     """
 
-    ways: tuple[Pipe[Any, Any], ...]
-    leave: Callable[[Slot[Any], tuple[Any, ...], int, Slot[Any]], GoOn | Slot[Any]]
+    ways: tuple[AnyPipe, ...]
+    leave: Callable[[Slot[object], Notes, int, Slot[object]], GoOn | Slot[object]]
     decides: str
     """The function of the user's that `leave` asks, in words, for the note on what it raises."""
     splits: bool = False
@@ -159,7 +169,7 @@ class Branch(Step):
     those are: to them it adds nothing.
     """
 
-    def way(self, turn: int) -> Pipe[Any, Any]:
+    def way(self, turn: int) -> AnyPipe:
         return self.ways[min(turn, len(self.ways) - 1)]
 
 
@@ -170,7 +180,7 @@ class Expand(Step):
     """
 
     name: str = ""
-    expand: Callable[[Any], Sequence[Any]]
+    expand: Callable[[Any], Sequence[object]]
     """The requests of the rows."""
     whole: bool = False
     """Whether the request stays one row all the same."""
@@ -183,11 +193,11 @@ class Gather(Step):
     """
 
     name: str = ""
-    answers: Callable[[Slot[Any], Slot[Any] | None, bool], Sequence[Slot[Any]]]
+    answers: Callable[[Slot[object], Slot[object] | None, bool], Sequence[Slot[object]]]
     """`answers(slot, before, splits)` is the slot with the answer that its request was made of, or
     the rows that it holds.
     """
-    gather: Callable[[Sequence[Slot[Any]], Slot[Any] | None], Slot[Any]]
+    gather: Callable[[Sequence[Slot[object]], Slot[object] | None], Slot[object]]
     """`gather(rows, request)` is the slot that holds all; `request` is None where they are no
     answers to one and the same request.
     """
@@ -205,36 +215,45 @@ class FusedStages(NamedTuple):
     stages: tuple[Stage, ...]
 
 
+ProgramStep: TypeAlias = "FusedStages | Step"
+"""What the interpreter does at a place."""
+
+
 class Program(NamedTuple):
     """The steps of a pipe in the order in which they are done, and of each place what comes after
     it.
     """
 
-    does: tuple[FusedStages | Call | Branch | Expand | Gather, ...] = ()
+    does: tuple[ProgramStep, ...] = ()
     keeps: tuple[bool, ...] = ()
     """Whether all steps after it keep the text."""
-    follows: tuple[Callable[[Any], Any] | None, ...] = ()
+    follows: tuple[Follow | None, ...] = ()
     """The `follow` of the next step after it that has one."""
+
+    def branch(self, at: int) -> Branch:
+        """The branch at a place that has one."""
+        return next(step for step in self.does[at:] if isinstance(step, Branch))
 
 
 def program(steps: Steps) -> Program:
     """The program of a pipe of these steps."""
-    places: list[tuple[Any, Any, Any]] = []
-    known: tuple[Any, Any] = True, None
+    places: list[tuple[ProgramStep, bool, Follow | None]] = []
+    known: tuple[bool, Follow | None] = True, None
     later = set[type[Step]]()
-    place: Any
     for step in reversed(steps):
-        place, here = step, known
+        place: ProgramStep = step
+        here = known
         if isinstance(step, Expand):
             place = replace(step, whole=step.whole or Gather not in later)
         elif isinstance(step, Gather):
             place = replace(step, last=Expand not in later)
         elif isinstance(step, Stage):
             place = FusedStages((step,))
-            after: Any = places[0][0] if places else step
+            after = places[0][0] if places else step
             if isinstance(after, FusedStages) and after.stages[0].prepare is None:
-                place, here = FusedStages((step, *after.stages)), places.pop(0)[1:]
-        places.insert(0, (place, *here))
+                _, keeps, follow = places.pop(0)
+                place, here = FusedStages((step, *after.stages)), (keeps, follow)
+        places.insert(0, (place, here[0], here[1]))
         known = known[0] and step.keeps_text, step.follow or known[1]
         later.add(type(step))
     return Program(*zip(*places, strict=True))

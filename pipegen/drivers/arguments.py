@@ -20,7 +20,7 @@ from pipegen.core.foreign_calls import guard_result
 from pipegen.core.parallel import parallel
 from pipegen.core.pipe import Pipe
 from pipegen.core.slots import Batch, Slot, is_ok
-from pipegen.drivers.row_sessions import FEW
+from pipegen.drivers.light_work import FEW
 from pipegen.media.source import load_sources
 from pipegen.records.fields import InvalidField, unchecked_replace
 from pipegen.records.frozen import printed
@@ -102,14 +102,17 @@ def check_settings(options: Any, image_policy: Any, policy: Any = None) -> Gener
     Raises `TypeError` unless these are options, a policy of images and a policy of requests, or
     None, and `InvalidField` for a bad option.
     """
-    if options is not None and not isinstance(options, (GenerationOptions, Mapping)):
-        raise TypeError(
-            f"options are GenerationOptions or a mapping of them, not {type(options).__name__}"
-        )
-    if image_policy is not None and not isinstance(image_policy, ImagePolicy):
-        raise TypeError(f"image_policy is an ImagePolicy, not {type(image_policy).__name__}")
-    if policy is not None and not isinstance(policy, RequestPolicy):
-        raise TypeError(f"policy is a RequestPolicy, not {type(policy).__name__}")
+    for value, kinds, expected in (
+        (
+            options,
+            (GenerationOptions, Mapping),
+            "options are GenerationOptions or a mapping of them",
+        ),
+        (image_policy, ImagePolicy, "image_policy is an ImagePolicy"),
+        (policy, RequestPolicy, "policy is a RequestPolicy"),
+    ):
+        if value is not None and not isinstance(value, kinds):
+            raise TypeError(f"{expected}, not {type(value).__name__}")
     return options_from(options) if isinstance(options, Mapping) else options
 
 
@@ -246,8 +249,13 @@ def admitted(
     """The record of a request, with the run's options merged in and what it asks for allowed; or
     why it is none. Reads no image.
     """
+
+    def admit(record: GenerationRequest) -> Slot[GenerationRequest]:
+        merged = merged_into(record, options)
+        return merged.bind(lambda request: allowed(request, policy, record.options))
+
     return guard_result(
-        lambda: _admit(request, options, policy), lambda raised: unreadable("request", raised)
+        lambda: record_of(request).bind(admit), lambda raised: unreadable("request", raised)
     )
 
 
@@ -257,16 +265,6 @@ def loaded(asked: Slot[GenerationRequest], policy: ImagePolicy) -> Slot[Generati
         lambda: asked.bind(lambda request: load_sources(request, policy)),
         lambda raised: unreadable("request: its images", raised),
     )
-
-
-def _admit(
-    request: Request, options: GenerationOptions | None, policy: RequestPolicy
-) -> Slot[GenerationRequest]:
-    record = record_of(request)
-    if not is_ok(record):
-        return record
-    merged = merged_into(record.unwrap(), options)
-    return allowed(merged.unwrap(), policy, record.unwrap().options) if is_ok(merged) else merged
 
 
 def record_of(request: Any, where: str = "request") -> Slot[GenerationRequest]:

@@ -19,8 +19,9 @@ from pipegen.drivers.arguments import (
     with_option_words,
 )
 from pipegen.drivers.drive import Drive
+from pipegen.drivers.drive_parts import WholeBatch
+from pipegen.drivers.light_work import is_light
 from pipegen.drivers.naming import name_bug
-from pipegen.drivers.row_sessions import is_light
 from pipegen.records.parse_request import Request
 from pipegen.records.requests import GenerationRequest, ImagePolicy, RequestPolicy
 
@@ -50,7 +51,7 @@ def run(
     """
     run_options = check_run(route, options, image_policy, policy)
     batch = prepare_batch(requests, run_options, image_policy, policy)
-    runner, slots = Drive(route, batch=enumerate(batch)), list[Slot[B]]()
+    runner, slots = Drive(route, WholeBatch(enumerate(batch))), list[Slot[B]]()
     try:
         while not runner.exhausted:
             slots += [slot for _, slot in runner.round()]
@@ -85,6 +86,6 @@ async def arun(
 async def adrive(pipe: Pipe[Any, B], batch: Iterable[Slot[Any]]) -> Batch[B]:
     """As `drive`, for asynchronous code."""
     slots = tuple(batch)
-    rounds = Drive(pipe, batch=enumerate(slots)).rounds(light=is_light(pipe, slots))
+    rounds = Drive(pipe, WholeBatch(enumerate(slots))).rounds(light=is_light(pipe, slots))
     async with contextlib.aclosing(rounds):
         return tuple([slot async for numbered_slots in rounds for _, slot in numbered_slots])

@@ -23,7 +23,7 @@ from pipegen.drivers.arguments import (
     with_option_words,
 )
 from pipegen.drivers.drive import Drive
-from pipegen.drivers.row_sessions import NoRequest
+from pipegen.drivers.drive_parts import Input, NoRequest
 from pipegen.drivers.tool_loop import CALLERS_LOOP
 from pipegen.records.frozen import plain_number
 from pipegen.records.parse_request import Request
@@ -66,14 +66,16 @@ def imap(
     """
     require_iterable(requests)
     keyed = ((None, request) for request in requests)
-    settings: dict[str, Any] = {
-        "in_flight": in_flight,
-        "ordered": ordered,
-        "image_policy": image_policy,
-        "policy": policy,
-        "isolate_bugs": isolate_bugs,
-    }
-    for _, slot in imap_keyed(route, keyed, options, **settings):
+    for _, slot in imap_keyed(
+        route,
+        keyed,
+        options,
+        in_flight=in_flight,
+        ordered=ordered,
+        image_policy=image_policy,
+        policy=policy,
+        isolate_bugs=isolate_bugs,
+    ):
         yield slot
 
 
@@ -102,15 +104,17 @@ def imap_keyed(
     ('T-1', 'hot') Hi
     ('T-2', 'hot') failed
     """
-    settings: dict[str, Any] = {
-        "in_flight": in_flight,
-        "ordered": ordered,
-        "image_policy": image_policy,
-        "policy": policy,
-        "isolate_bugs": isolate_bugs,
-    }
     pairs(requests)
-    yield from flow_of(route, _taken_from(iter(requests)), options, **settings).slots()
+    yield from flow_of(
+        route,
+        _taken_from(iter(requests)),
+        options,
+        in_flight=in_flight,
+        ordered=ordered,
+        image_policy=image_policy,
+        policy=policy,
+        isolate_bugs=isolate_bugs,
+    ).slots()
 
 
 def flow_of(
@@ -121,6 +125,7 @@ def flow_of(
     in_flight: int | None,
     image_policy: ImagePolicy | None,
     policy: RequestPolicy | None,
+    admits: bool = True,
     **settings: Any,
 ) -> Drive[K]:
     """The drive of these requests. Raises as `run` does for arguments of other kinds, and
@@ -130,23 +135,14 @@ def flow_of(
     in_flight = plain_number(in_flight)
     if in_flight is not None and (type(in_flight) is not int or in_flight < 1):
         raise ValueError(f"in_flight takes a whole number of at least 1, not {in_flight!r}")
-    return Drive(
-        route,
-        take,
-        run_options,
-        in_flight=in_flight,
-        image_policy=image_policy,
-        policy=policy,
-        **settings,
-    )
+    requests = Input(take, run_options, image_policy, policy, admits=admits)
+    return Drive(route, requests, in_flight=in_flight, **settings)
 
 
 def _taken_from(requests: Iterator[tuple[K, Any]]) -> Callable[[], tuple[K, Any] | NoRequest]:
     def take() -> tuple[K, Any] | NoRequest:
-        for item in requests:
-            key, request = pair(item)
-            return key, request
-        return NoRequest.MORE
+        item = next(requests, NoRequest.MORE)
+        return item if isinstance(item, NoRequest) else pair(item)
 
     return take
 
@@ -172,14 +168,16 @@ async def aimap(
         async for request in _asynchronous(requests):
             yield None, request
 
-    settings: dict[str, Any] = {
-        "in_flight": in_flight,
-        "ordered": ordered,
-        "image_policy": image_policy,
-        "policy": policy,
-        "isolate_bugs": isolate_bugs,
-    }
-    async for _, slot in aimap_keyed(route, keyed(), options, **settings):
+    async for _, slot in aimap_keyed(
+        route,
+        keyed(),
+        options,
+        in_flight=in_flight,
+        ordered=ordered,
+        image_policy=image_policy,
+        policy=policy,
+        isolate_bugs=isolate_bugs,
+    ):
         yield slot
 
 
@@ -198,13 +196,6 @@ async def aimap_keyed(
     """As `imap_keyed`, for asynchronous code; `requests` may be asynchronous too."""
     import asyncio  # half of what `import pipegen` would cost
 
-    settings: dict[str, Any] = {
-        "in_flight": in_flight,
-        "ordered": ordered,
-        "image_policy": image_policy,
-        "policy": policy,
-        "isolate_bugs": isolate_bugs,
-    }
     pairs(requests, asynchronous=True)
     loop, has_room, arrived = asyncio.get_running_loop(), asyncio.Event(), deque[Any]()
 
@@ -218,7 +209,16 @@ async def aimap_keyed(
             raise item
         return item if item is NoRequest.MORE else pair(item)
 
-    flow = flow_of(route, take, options, **settings)
+    flow = flow_of(
+        route,
+        take,
+        options,
+        in_flight=in_flight,
+        ordered=ordered,
+        image_policy=image_policy,
+        policy=policy,
+        isolate_bugs=isolate_bugs,
+    )
 
     async def fetch() -> None:
         """Take requests while there is room for them."""

@@ -16,7 +16,7 @@ from pipegen.core.error_notes import StageNote, blamed
 from pipegen.core.pipe import EngineMap, Pipe, pipe_of
 from pipegen.core.slots import Slot, is_ok
 from pipegen.core.steps import Branch, Call, EngineRequest, Step, Steps
-from pipegen.drivers.drive import IN_FLIGHT
+from pipegen.drivers.drive_parts import IN_FLIGHT
 from pipegen.engines.protocol import Event, RowDone, TokensMade, answers_depend_on
 from pipegen.engines.session import answers, open_session
 

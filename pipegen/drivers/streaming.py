@@ -26,8 +26,8 @@ from pipegen.drivers.arguments import (
     with_option_words,
 )
 from pipegen.drivers.drive import Drive
+from pipegen.drivers.drive_parts import OpenSession, WholeBatch
 from pipegen.drivers.naming import name_bug
-from pipegen.drivers.row_sessions import OpenSession
 from pipegen.engines.protocol import Event, RowDone, TextMade
 from pipegen.records.fields import record
 from pipegen.records.parse_request import Request
@@ -86,11 +86,9 @@ class _Deltas:
         """The rows of the call that is performed."""
         self._come = deque[Delta]()
         self._slots: list[Slot[Any]] = []
-        self.drive = Drive(
-            pipe, batch=enumerate(batch), begins=self._begin, sees=self._see, stays=self._stays
-        )
+        self.drive = Drive(pipe, WholeBatch(enumerate(batch)), watcher=self)
 
-    def _stays(self, row: Row) -> bool:
+    def stays(self, row: Row) -> bool:
         """Whether there were deltas of what came into the branch with this row."""
         outer: Any = row.outer
         place, sample = outer.place, outer.sample
@@ -110,17 +108,17 @@ class _Deltas:
         """The request of a row, which of its samples it is, and the round."""
         return row.key, sorted(samples).index(row.sample), shown_text(self._pipe, row).round or 0
 
-    def _begin(self, call: OpenSession) -> None:
+    def begins(self, opened: OpenSession) -> None:
         """A call begins."""
         samples = self._samples()
         self._rows = {}
-        for number, row in call.rows.items():
-            text, asked = shown_text(self._pipe, row), call.inputs[number]
-            is_shown = text.keeps and call.shown
+        for number, row in opened.rows.items():
+            text, asked = shown_text(self._pipe, row), opened.inputs[number]
+            is_shown = text.keeps and opened.shown
             follow = text.follow(asked) if is_shown and text.follow is not None else None
             self._rows[number] = _Shown(row, self._place(row, samples[row.key]), is_shown, follow)
 
-    def _see(self, event: Event) -> None:
+    def sees(self, event: Event) -> None:
         """What an engine tells of a row: a delta where there is new text."""
         row, text, reasoning = self._rows[event.row], "", ""
         if isinstance(event, RowDone):

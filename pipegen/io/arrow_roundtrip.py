@@ -11,9 +11,9 @@ from __future__ import annotations
 import contextlib
 import functools
 import io
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from pipegen.io.arrow_values import holds_time, python_values
+from pipegen.io.arrow_values import python_values, types_in, with_inner
 from pipegen.io.forms import TableError
 
 if TYPE_CHECKING:
@@ -67,8 +67,8 @@ def depends_on_values(kind: pa.DataType, form: str) -> bool:
     """
     import pyarrow as pa
 
-    return form == ".parquet" and holds_time(
-        kind, lambda time: pa.types.is_date64(time) or getattr(time, "unit", "") == "s"
+    return form == ".parquet" and any(
+        pa.types.is_date64(inner) or getattr(inner, "unit", "") == "s" for inner in types_in(kind)
     )
 
 
@@ -77,33 +77,19 @@ def _values(column: pa.ChunkedArray) -> str:
     return repr([value for chunk in column.chunks for value in python_values(chunk)])
 
 
-def _plain(kind: Any, *, views: bool = False) -> pa.DataType:
+def _plain(kind: pa.DataType, *, views: bool = False) -> pa.DataType:
     """The type without dictionaries; and without views, fixed sizes and lengths of runs, unless
     these may stay.
     """
     import pyarrow as pa
 
-    def inner(field: Any) -> Any:
-        return field.with_type(_plain(field.type, views=views))
-
     if pa.types.is_dictionary(kind) or (pa.types.is_run_end_encoded(kind) and not views):
         return _plain(kind.value_type, views=views)
-    if pa.types.is_struct(kind):
-        return pa.struct([inner(field) for field in kind])
-    if pa.types.is_map(kind):
-        return pa.map_(_plain(kind.key_type, views=views), inner(kind.item_field), kind.keys_sorted)
-    if pa.types.is_fixed_size_list(kind):
-        return pa.list_(inner(kind.value_field), kind.list_size if views else -1)
-    lists = [(pa.types.is_list, pa.list_), (pa.types.is_large_list, pa.large_list)]
-    lists += [
-        (pa.types.is_list_view, pa.list_view if views else pa.list_),
-        (pa.types.is_large_list_view, pa.large_list_view if views else pa.large_list),
-    ]
-    for fits, make in lists:
-        if fits(kind):
-            return make(inner(kind.value_field))
-    return (
-        kind
-        if views
-        else {pa.string_view(): pa.string(), pa.binary_view(): pa.binary()}.get(kind, kind)
-    )
+    kind = with_inner(kind, functools.partial(_plain, views=views))
+    if views:
+        return kind
+    if pa.types.is_fixed_size_list(kind) or pa.types.is_list_view(kind):
+        return pa.list_(kind.value_field)
+    if pa.types.is_large_list_view(kind):
+        return pa.large_list(kind.value_field)
+    return {pa.string_view(): pa.string(), pa.binary_view(): pa.binary()}.get(kind, kind)

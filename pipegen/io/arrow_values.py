@@ -19,7 +19,7 @@ from __future__ import annotations
 import datetime as dt
 import functools
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from pipegen.io.jsonl import readable
@@ -32,11 +32,12 @@ if TYPE_CHECKING:
 __all__ = [
     "LISTS_AS_TEXT",
     "holds_lists",
-    "holds_time",
     "python_rows",
     "python_values",
     "row_values",
     "stored_values",
+    "types_in",
+    "with_inner",
     "without_extensions",
 ]
 
@@ -87,18 +88,25 @@ def _change(field: pa.Field, dense: bool) -> Change | None:
         return _change(field.with_type(kind.storage_type), dense)
     if pa.types.is_dictionary(kind) or pa.types.is_run_end_encoded(kind):
         return _change(field.with_type(kind.value_type), dense)
-    if pa.types.is_struct(kind):
-        inner = {entry.name: _change(entry, dense) for entry in kind}
-        if not dense and not any(inner.values()):
-            return None
-        return functools.partial(_struct, inner, dense)
     if pa.types.is_map(kind):
         key, item = (_change(entry, dense) for entry in (kind.key_field, kind.item_field))
         return functools.partial(_mapping, key, item)
-    if _is_list(kind):
-        entries = _change(kind.value_field.with_name(""), dense)
-        return None if entries is None else functools.partial(_changed, change=entries)
-    return None
+    return _within(kind, functools.partial(_change, dense=dense), dense=dense)
+
+
+def _within(
+    kind: pa.DataType, change_of: Callable[[pa.Field], Change | None], *, dense: bool = False
+) -> Change | None:
+    """What changes the values within those of a struct or of a list; None where nothing is."""
+    import pyarrow as pa
+
+    if pa.types.is_struct(kind):
+        inner = {entry.name: change_of(entry) for entry in kind}
+        return functools.partial(_struct, inner, dense) if dense or any(inner.values()) else None
+    if not _is_list(kind):
+        return None
+    entries = change_of(kind.value_field.with_name(""))
+    return None if entries is None else functools.partial(_in_list, entries)
 
 
 LISTS_AS_TEXT = b"PARQUET:pipegen:lists"
@@ -115,18 +123,7 @@ def holds_lists(field: pa.Field) -> bool:
 
 
 def _is_list(kind: pa.DataType) -> bool:
-    import pyarrow as pa
-
-    return any(
-        is_kind(kind)
-        for is_kind in (
-            pa.types.is_list,
-            pa.types.is_large_list,
-            pa.types.is_fixed_size_list,
-            pa.types.is_list_view,
-            pa.types.is_large_list_view,
-        )
-    )
+    return hasattr(kind, "value_field")
 
 
 def _stored_as(field: pa.Field) -> str:
@@ -166,6 +163,8 @@ def _periods(field: pa.Field) -> Callable[[Any], Any] | None:
 
 
 def _struct(inner: dict[str, Change | None], dense: bool, value: Any) -> Any:
+    if not isinstance(value, Mapping):
+        return value
     return {
         name: entry if entry is None or (change := inner.get(name)) is None else change(entry)
         for name, entry in value.items()
@@ -222,20 +221,10 @@ def _storing(field: pa.Field) -> Change | None:
     if _stored_as(field) == "pandas.period":
         period = _periods(field)
         return None if period is None else lambda text: getattr(period(text), "ordinal", text)
-    if pa.types.is_struct(kind):
-        inner = {entry.name: _storing(entry) for entry in kind}
-        return functools.partial(_in_mapping, inner) if any(inner.values()) else None
     if pa.types.is_map(kind):
         item = _storing(kind.item_field)
         return None if item is None else functools.partial(_in_map, item)
-    if _is_list(kind):
-        entries = _storing(kind.value_field)
-        return None if entries is None else functools.partial(_in_list, entries)
-    return None
-
-
-def _in_mapping(inner: dict[str, Change | None], value: Any) -> Any:
-    return _struct(inner, False, value) if isinstance(value, Mapping) else value
+    return _within(kind, _storing)
 
 
 def _in_map(item: Change, value: Any) -> Any:
@@ -247,25 +236,51 @@ def _in_list(entries: Change, value: Any) -> Any:
     return _changed([*value], entries) if isinstance(value, (list, tuple)) else value
 
 
-def without_extensions(kind: Any) -> pa.DataType:
+def without_extensions(kind: pa.DataType) -> pa.DataType:
     """The type in which Arrow stores such values, without extensions, wherever they stand."""
     import pyarrow as pa
 
-    def inner(field: Any) -> Any:
-        return field.with_type(without_extensions(field.type))
-
     if isinstance(kind, pa.BaseExtensionType):
         return without_extensions(kind.storage_type)
+    return with_inner(kind, without_extensions)
+
+
+def with_inner(kind: pa.DataType, change: Callable[[pa.DataType], pa.DataType]) -> pa.DataType:
+    """A struct, map or list of other types, each of them changed. Any other type stays."""
+    import pyarrow as pa
+
+    def inner(field: pa.Field) -> pa.Field:
+        return field.with_type(change(field.type))
+
     if pa.types.is_struct(kind):
         return pa.struct([inner(field) for field in kind])
     if pa.types.is_map(kind):
-        return pa.map_(without_extensions(kind.key_type), inner(kind.item_field), kind.keys_sorted)
+        return pa.map_(change(kind.key_type), inner(kind.item_field), kind.keys_sorted)
     if pa.types.is_fixed_size_list(kind):
         return pa.list_(inner(kind.value_field), kind.list_size)
-    for fits, make in ((pa.types.is_list, pa.list_), (pa.types.is_large_list, pa.large_list)):
+    for fits, make in (
+        (pa.types.is_list, pa.list_),
+        (pa.types.is_large_list, pa.large_list),
+        (pa.types.is_list_view, pa.list_view),
+        (pa.types.is_large_list_view, pa.large_list_view),
+    ):
         if fits(kind):
             return make(inner(kind.value_field))
     return kind
+
+
+def types_in(kind: pa.DataType) -> Iterator[pa.DataType]:
+    """The type, and those that it is made of."""
+    import pyarrow as pa
+
+    yield kind
+    if pa.types.is_dictionary(kind) or pa.types.is_run_end_encoded(kind):
+        yield from types_in(kind.value_type)
+    elif isinstance(kind, pa.BaseExtensionType):
+        yield from types_in(kind.storage_type)
+    else:
+        for index in range(kind.num_fields):
+            yield from types_in(kind.field(index).type)
 
 
 def _is_time(kind: pa.DataType) -> bool:
@@ -274,21 +289,8 @@ def _is_time(kind: pa.DataType) -> bool:
     return pa.types.is_temporal(kind) and not pa.types.is_interval(kind)
 
 
-def holds_time(kind: pa.DataType, which: Callable[[Any], bool]) -> bool:
-    """Whether a type is a time for which this holds, or is made of one."""
-    import pyarrow as pa
-
-    if _is_time(kind):
-        return which(kind)
-    if pa.types.is_dictionary(kind) or pa.types.is_run_end_encoded(kind):
-        return holds_time(kind.value_type, which)
-    if isinstance(kind, pa.BaseExtensionType):
-        return holds_time(kind.storage_type, which)
-    return any(holds_time(kind.field(index).type, which) for index in range(kind.num_fields))
-
-
 def _in_nanoseconds(kind: pa.DataType) -> bool:
-    return holds_time(kind, lambda time: getattr(time, "unit", "") == "ns")
+    return any(getattr(inner, "unit", "") == "ns" for inner in types_in(kind))
 
 
 def _in_microseconds(kind: pa.DataType) -> pa.DataType:

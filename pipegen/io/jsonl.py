@@ -18,7 +18,8 @@ from __future__ import annotations
 import base64
 import dataclasses
 import functools
-import marshal
+import json
+import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, BinaryIO, NamedTuple, TypeVar, get_args, overload
 
@@ -51,12 +52,12 @@ __all__ = [
     "LineId",
     "Written",
     "from_plain",
-    "is_current",
     "lines_of",
     "readable",
     "request_from_row",
     "to_plain",
     "values_of_line",
+    "written_from",
 ]
 
 T = TypeVar("T", GenerationResult, Scored, Rollout)
@@ -106,73 +107,101 @@ def to_plain(
 class Written(NamedTuple):
     """A result as an earlier run wrote it: `to_plain` would give the same values of it."""
 
-    values: Mapping[str, Any]
     text: bytes
     """The JSON text of the values, without its opening brace."""
     id: Callable[[], str | None]
     """The id of the request that asks for it."""
+    rest: int
+    """Where the fields behind the id begin in the text."""
+    prompt_tokens: int
+    completion_tokens: int
+    thinking_unfinished: bool
 
     @property
     def slot(self) -> Slot[GenerationResult]:
         """The slot, with the id of the request."""
-        return from_plain({**self.values, "id": self.id()})
+        return from_plain({**json.loads(b"{" + self.text), "id": self.id()})
 
     def line(
         self, id: LineId, *, brief: bool = False, metadata: Mapping[str, Any] | None = None
     ) -> bytes:
         """The line that `strict_json.dump` makes of what `to_plain` gives, with a line end."""
-        id_text = f'"id": {strict_json.dump(self.values["id"])}, '.encode()
-        if brief or not self.text.startswith(id_text):
-            values = to_plain(self.slot, id, brief=brief, metadata=metadata)
+        if brief:
+            values = to_plain(self.slot, id, brief=True, metadata=metadata)
             return strict_json.dump(values).encode() + b"\n"
-        metadata_text = f", {strict_json.dump(_carried(metadata))[1:-1]}" if metadata else ""
-        rest = self.text[len(id_text) : -2]
-        return f'{{"id": {strict_json.dump(id)}, '.encode() + rest + metadata_text.encode() + b"}\n"
+        id_text = f'{{"id": {strict_json.dump(id)}'.encode()
+        if not metadata:
+            return id_text + self.text[self.rest :]
+        metadata_text = f", {strict_json.dump(_carried(metadata))[1:]}\n".encode()
+        return id_text + self.text[self.rest : -2] + metadata_text
 
 
-def is_current(values: Mapping[str, Any]) -> bool:
-    """Whether `to_plain` gives just these values for the slot that `from_plain` makes of them.
+def written_from(text: bytes, id: Callable[[], str | None]) -> Written | None:
+    """The result of a journal's line, unless `to_plain` would write it in another way: lines of
+    earlier versions, and what takes more than a look. That is failures, and results with samples,
+    log probabilities, earlier answers or routes that were tried.
 
-    False for those of earlier versions, and for what takes more than a look. That is failures, and
-    results with samples, log probabilities, earlier answers or routes that were tried.
+    The line is matched, and not parsed: that takes a quarter of the time.
+
+    text: that of `to_plain`'s values, without its opening brace.
     """
-    return (
-        tuple(values) == _COLUMNS
-        and values["ok"] is True
-        and all(values[name] in ([], None) for name in _HOLDING)
-        and values["finish"] in _FINISHES
-        and (values["margin"] is None or type(values["margin"]) is float)
-        and all(type(values[name]) is list for name in _LISTS)
-        and _are_current(values["options"])
-    )
+    found = _current_line().fullmatch(text)
+    if found is None or not _are_current(found["options"]):
+        return None
+    unfinished = found["thinking_unfinished"] == b"true"
+    counts = int(found["prompt_tokens"]), int(found["completion_tokens"])
+    return Written(text, id, found.start("rest"), *counts, unfinished)
+
+
+@functools.cache
+def _current_line() -> re.Pattern[bytes]:
+    """The form of a line whose result has no other records within it. A quote within a text has a
+    backslash before it, so no text is taken for a field.
+    """
+    string, atoms = r'"[^"\\]*+(?:\\.[^"\\]*+)*+"', r'[^][{}"]*+'
+    value = string
+    for _ in range(_NESTED):
+        value = rf"(?:{string}|[\[{{]{atoms}(?:{value}{atoms})*+[\]}}])"
+    forms = {
+        "finish": f'"(?:{"|".join(finish.value for finish in Finish)})"',
+        "margin": r"(?:null|-?\d++(?=[.e])[-+.e\d]++)",
+        "options": r"(?P<options>\{.*\})",
+        "prompt_tokens": r"(?P<prompt_tokens>\d++)",
+        "completion_tokens": r"(?P<completion_tokens>\d++)",
+        "thinking_unfinished": "(?P<thinking_unfinished>true|false)",
+    }
+    fields = [
+        f'"{field.key}": '
+        + (
+            forms.get(field.key)
+            or (
+                r"(?:\[\]|null)"
+                if _holds_records(field.hint)
+                else rf"(?=\[){value}"
+                if field.default == ()
+                else rf"(?:{value}|[^][{{}}\", ]++)"
+            )
+        )
+        for field in declared(GenerationResult)
+        if not field.row.omit and field.key != "id"
+    ]
+    pattern = rf'"id": (?:null|{string})(?P<rest>, "ok": true, {", ".join(fields)}\}}\n)'
+    return re.compile(pattern.encode(), re.DOTALL)
+
+
+_NESTED = 4
+"""How deep lists and objects of a field may be, for a line that is not parsed."""
 
 
 def _holds_records(hint: Any) -> bool:
     return dataclasses.is_dataclass(hint) or any(map(_holds_records, get_args(hint)))
 
 
-_FIELDS = [
-    field for field in declared(GenerationResult) if not field.row.omit and field.key != "id"
-]
-_COLUMNS = ("id", "ok", *[field.key for field in _FIELDS])
-_HOLDING = [field.key for field in _FIELDS if field.key != "options" and _holds_records(field.hint)]
-_LISTS = [field.key for field in _FIELDS if field.default == ()]
-_FINISHES = frozenset(finish.value for finish in Finish)
-
-
-def _are_current(options: Any) -> bool:
-    """Whether these are options as `to_plain` writes them."""
-    try:
-        return _are_current_options(marshal.dumps(options, 2))
-    except ValueError:  # no plain data
-        return False
-
-
 @functools.lru_cache(maxsize=1024)
-def _are_current_options(data: bytes) -> bool:
-    values = marshal.loads(data)  # noqa: S302 - which this process wrote
-    dumped = attempt(lambda: strict_json.dump(options_to_plain(options_from(values))))
-    return is_ok(dumped) and dumped.unwrap() == strict_json.dump(values)
+def _are_current(options: bytes) -> bool:
+    """Whether these are options as `to_plain` writes them."""
+    dumped = attempt(lambda: strict_json.dump(options_to_plain(options_from(json.loads(options)))))
+    return is_ok(dumped) and dumped.unwrap().encode() == options
 
 
 def _carried(metadata: Mapping[str, Any] | None) -> dict[str, Any]:

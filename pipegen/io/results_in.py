@@ -18,10 +18,10 @@ from toolz import dissoc
 
 from pipegen.core.errors import MalformedResponse, Refused
 from pipegen.core.slots import Slot
+from pipegen.io.answer_columns import answer_columns
 from pipegen.io.forms import TableError, form_of, open_bytes
 from pipegen.io.json_array import records_of
 from pipegen.io.jsonl import LineId, from_plain
-from pipegen.io.table_out import answer_columns
 from pipegen.io.tables import read_table
 from pipegen.records import strict_json
 from pipegen.records.codec import declared, error_to_plain, is_plain, item_of

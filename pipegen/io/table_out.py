@@ -21,21 +21,17 @@ from __future__ import annotations
 import base64
 import contextlib
 import csv
-import functools
 import io
 import json
-import operator
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import groupby
-from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, get_args, get_origin
+from typing import TYPE_CHECKING, Any, BinaryIO
 
-from returns.result import Success
-
-from pipegen.core.errors import GenerationError
 from pipegen.core.slots import Slot, is_ok
 from pipegen.engines.extras import need
+from pipegen.io.answer_columns import CSV_COLUMNS, ERROR, columns_of, error_cells, flat_cells
 from pipegen.io.arrow_roundtrip import OTHERWISE, depends_on_values, is_held, written_kind
 from pipegen.io.arrow_values import (
     holds_lists,
@@ -48,22 +44,19 @@ from pipegen.io.forms import TableError
 from pipegen.io.jsonl import LineId, readable
 from pipegen.io.tables import Block, Columns, Row
 from pipegen.records import strict_json
-from pipegen.records.codec import Declared, declared, options_to_plain, without_null, word_of
+from pipegen.records.codec import word_of
 from pipegen.records.fields import InvalidField
 from pipegen.records.frozen import thaw
 from pipegen.records.messages import ImageSource
-from pipegen.records.options import GenerationOptions
-from pipegen.records.results import Finish, GenerationResult, TokenLogprob
+from pipegen.records.results import GenerationResult
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 __all__ = [
     "AnswerTable",
-    "CSV_COLUMNS",
     "TableOut",
     "Write",
-    "answer_columns",
     "array_of",
     "arrow_out",
     "csv_out",
@@ -74,125 +67,8 @@ GROUP_ROWS, GROUP_BYTES = 2000, 32 * 2**20
 """How many rows, and bytes (about), are written together."""
 Write = Callable[[Row, LineId, Slot[Any]], None]
 """Writes one row: what it was made of, its id, and its slot."""
-_FLAT = [field for field in declared(GenerationResult) if field.row.column in ("answer", "usage")]
-_ERROR = ("type", "message", "hint")
-CSV_COLUMNS = ("ok", *[field.key for field in _FLAT], *[f"error_{name}" for name in _ERROR])
-
 REFERENCES = "references"
 """The column of the answers that were left out of a row, where that is asked for."""
-
-
-@functools.lru_cache(maxsize=64)  # most results of a run share theirs
-def _options(options: GenerationOptions) -> str:
-    return strict_json.dump(options_to_plain(options))
-
-
-class Column(NamedTuple):
-    """A column of a record's table."""
-
-    name: str
-    type: Any
-    group: str
-    of: Callable[[Any], Any] | None = None
-    """Gives the value of a record; None where the table knows it."""
-
-
-@functools.cache
-def columns_of(kind: Any, *, brief: bool) -> list[Column]:
-    """The columns of a record's table, by its declaration."""
-    import pyarrow as pa
-
-    text, usage = pa.string(), [field for field in declared(kind) if field.row.column == "usage"]
-    columns = [
-        Column("ok", pa.bool_(), "answer"),
-        Column("error", pa.struct([(name, text) for name in _ERROR]), "error"),
-    ]
-    if usage:
-        counts = pa.struct([(field.key, _type(field.hint)) for field in usage])
-        values = [(field.key, value_of(field)) for field in usage]
-        columns += [
-            Column("usage", counts, "usage", lambda it: {key: of(it) for key, of in values}),
-            Column("model", text, "run"),
-            Column("tokens", pa.list_(text), "scores", _tokens),
-        ]
-    marked = [field for field in declared(kind) if field.row.column not in ("", "usage")]
-    columns += [
-        Column(field.key, _type(field.hint), field.row.column or "more", value_of(field))
-        for field in marked or declared(kind)[1:]  # without the id
-    ]
-    groups = ("answer", "usage", "error", "more", "run", *(() if brief else ("ids", "scores")))
-    return sorted([c for c in columns if c.group in groups], key=lambda c: groups.index(c.group))
-
-
-def answer_columns(*, brief: bool) -> pa.Schema:
-    """The columns of an answer, and their types."""
-    import pyarrow as pa
-
-    return pa.schema([column[:2] for column in columns_of(GenerationResult, brief=brief)])
-
-
-def _type(hint: Any) -> pa.DataType:
-    """The type of a column for a field of this type."""
-    import pyarrow as pa
-
-    text, (item, *_) = pa.string(), (*get_args(hint), None)
-    kinds: Mapping[Any, pa.DataType] = {
-        int: pa.int32(),
-        bool: pa.bool_(),
-        float: pa.float64(),
-        TokenLogprob: pa.float64(),
-        GenerationResult: pa.struct(zip(_SAMPLE, (text, text, pa.int32()), strict=True)),
-        ImageSource: pa.struct([("bytes", pa.binary()), ("path", text)]),
-    }
-    if get_origin(hint) is tuple and get_origin(item) is not Mapping:
-        return pa.list_(_type(without_null(item)))
-    return kinds.get(hint, text)
-
-
-def value_of(field: Declared) -> Callable[[Any], Any]:
-    """The function that gives the value of a record's field as a table has it."""
-    get, cell = operator.attrgetter(field.row.source or field.name), _CELLS.get(field.hint)
-    if field.key == "samples":
-        return lambda result: [*map(_sample, result.completions)] if result.samples else None
-    return get if cell is None else lambda record: cell(get(record))
-
-
-def _json(value: Any) -> str | None:
-    return strict_json.dump(strict_json.plain(value)) if value else None
-
-
-def _tokens(result: GenerationResult) -> list[str | None] | None:
-    return None if result.logprobs is None else [logprob.text for logprob in result.logprobs]
-
-
-def _logprobs(logprobs: Sequence[TokenLogprob | None] | None) -> list[float | None] | None:
-    if logprobs is None:
-        return None
-    return [None if logprob is None else logprob.logprob for logprob in logprobs]
-
-
-_SAMPLE = ("text", "finish", "completion_tokens")
-
-
-def _sample(slot: Slot[GenerationResult]) -> dict[str, Any]:
-    if not is_ok(slot):
-        values: tuple[Any, ...] = (None, type(slot.failure()).__name__, 0)
-    else:
-        result = slot.unwrap()
-        values = (result.text, result.finish.value, result.completion_tokens)
-    return dict(zip(_SAMPLE, values, strict=True))
-
-
-_CELLS: Mapping[Any, Callable[[Any], Any]] = {
-    object: lambda value: None if value is None else str(value),
-    Finish: operator.attrgetter("value"),
-    GenerationOptions: _options,
-    tuple[Mapping[str, Any], ...]: _json,
-    tuple[TokenLogprob, ...]: _logprobs,
-    tuple[TokenLogprob | None, ...]: _logprobs,
-    tuple[GenerationResult, ...]: lambda results: [*map(_sample, map(Success, results))] or None,
-}
-"""What columns have of values of these types."""
 
 
 class TableOut:
@@ -324,10 +200,6 @@ def written_to(table: AnswerTable, stream: BinaryIO) -> Iterator[Write]:
     writer.close()
 
 
-def _error(error: GenerationError) -> tuple[str, str, str]:
-    return type(error).__name__, error.message, error.hint
-
-
 class AnswerTable(TableOut):
     """Rows with their answers that become one table of Arrow's, and its schema. Rows without an id
     have their number for one where they are `numbered`.
@@ -370,13 +242,14 @@ class AnswerTable(TableOut):
         fields = [self._field(field) for field in self.input]
         self._adds_id = numbered and not self.own_id
         fields = [pa.field("id", pa.string()), *fields] if self._adds_id else fields
-        self.schema = pa.schema([*fields, *answer], metadata=self._metadata(schema, fields))
+        self.schema = pa.schema([*fields, *answer])
+        self.schema = self.schema.with_metadata(self._metadata(schema))
 
     def _answer(self, slot: Slot[Any]) -> tuple[tuple[Any, ...], int]:
         """The values of the answer's columns, and their bytes, about."""
         if not is_ok(slot):
             failure: dict[str, Any] = {"ok": False, "model": self.model}
-            failure["error"] = dict(zip(_ERROR, _error(slot.failure()), strict=True))
+            failure["error"] = dict(zip(ERROR, error_cells(slot.failure()), strict=True))
             return tuple([failure.get(column.name) for column in self.answer_columns]), 0
         record = slot.unwrap()
         if not isinstance(record, self.kind):
@@ -406,11 +279,11 @@ class AnswerTable(TableOut):
         one = self.columns.column_of("images") != field.name and not holds_lists(field)
         return pa.field(name, self._image if one else pa.list_(self._image))
 
-    def _metadata(self, schema: pa.Schema, fields: Sequence[pa.Field]) -> dict[bytes, bytes] | None:
+    def _metadata(self, schema: pa.Schema) -> dict[bytes, bytes] | None:
         """What makes `datasets` show the images, and what it knew of the input's columns."""
         import pyarrow as pa
 
-        features: dict[str, Any] = {}
+        features: dict[str, object] = {}
         # no JSON, or not of this form
         with contextlib.suppress(ValueError, KeyError, TypeError, AttributeError):
             input_features = json.loads((schema.metadata or {})[b"huggingface"])["info"]["features"]
@@ -420,21 +293,12 @@ class AnswerTable(TableOut):
                 if name in self.names
             }
         image = {"_type": "Image"}
-        for name in self.images:
-            column_name = self.names[name]
-            (kind,) = (field.type for field in fields if field.name == column_name)
-            features[column_name] = (
-                image
-                if kind == self._image
-                else {"feature": image, "_type": "List"}
-                if pa.types.is_list(kind)
-                else image
-            )
-        return (
-            {b"huggingface": json.dumps({"info": {"features": features}}).encode()}
-            if features
-            else None
-        )
+        for column in map(self.names.__getitem__, self.images):
+            several = pa.types.is_list(self.schema.field(column).type)
+            features[column] = {"feature": image, "_type": "List"} if several else image
+        if not features:
+            return None
+        return {b"huggingface": json.dumps({"info": {"features": features}}).encode()}
 
     def add(self, row: Row, name: LineId, slot: Slot[Any]) -> bool:
         """Keep a row; whether there are enough to be written."""
@@ -468,65 +332,59 @@ class AnswerTable(TableOut):
         self.rows, self.ids, self.answers, self.bytes = [], [], [], 0.0
         return table
 
-    def _inputs(self) -> list[Any]:
+    def _inputs(self) -> list[pa.ChunkedArray]:
         """The input's columns: those of Arrow as they were read."""
         # rows that were read together
         runs = [
             (block, list(rows)) for block, rows in groupby(self.rows, key=lambda row: row.block)
         ]
-        fills_ids = self.own_id and self.numbered
-        return [
-            (
-                self._named(self._column(field, runs))
-                if fills_ids and field.name == "id"
-                else self._column(field, runs)
-            )
-            for field in self.input
-        ]
+        columns = {field.name: self._column(field, runs) for field in self.input}
+        if self.own_id and self.numbered:
+            columns["id"] = self._named(columns["id"])
+        return [*columns.values()]
 
-    def _named(self, column: Any) -> Any:
+    def _named(self, column: pa.ChunkedArray) -> pa.ChunkedArray:
         """The input's ids; a row that has none has its number for one, as elsewhere."""
         import pyarrow as pa
 
         kind = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
-        text = (
-            pa.types.is_string(kind)
-            or pa.types.is_large_string(kind)
-            or pa.types.is_string_view(kind)
-        )
+        text = kind in (pa.string(), pa.large_string(), pa.string_view())
         if not column.null_count or not (text or pa.types.is_integer(kind)):
             return column
-        numbers = [str(name) if text else int(name) for name in self.ids]
-        names = [
-            number if name is None else name
-            for name, number in zip(column.to_pylist(), numbers, strict=True)
+        ids = [
+            (str(name) if text else int(name)) if own_id is None else own_id
+            for own_id, name in zip(column.to_pylist(), self.ids, strict=True)
         ]
-        return pa.chunked_array([array_of("id", names, column.type)])
+        return pa.chunked_array([array_of("id", ids, column.type)])
 
-    def _column(self, field: pa.Field, runs: Sequence[tuple[Block | None, Sequence[Row]]]) -> Any:
+    def _column(
+        self, field: pa.Field, runs: Sequence[tuple[Block | None, Sequence[Row]]]
+    ) -> pa.ChunkedArray:
         import pyarrow as pa
 
-        column_type = self.schema.field(self.names[field.name]).type
-        chunks: list[Any] = []
+        kind = self.schema.field(self.names[field.name]).type
+        of_images = field.name in self.images
+        chunks: list[pa.Array] = []
         for block, rows in runs:
-            if block is not None and field.name in block.batch.schema.names:
+            if block is None:
+                values = [row.values.get(field.name) for row in rows]
+                values = values if of_images else stored_values(values, field)
+            elif field.name not in block.batch.schema.names:
+                values = [None] * len(rows)
+            else:
                 pieces = _pieces(block.batch.column(field.name), [row.index for row in rows])
-                if pieces[0].type == column_type and not (
-                    field.name in self.images and any(map(_by_path, pieces))
-                ):
+                if pieces[0].type == kind and not (of_images and any(map(_by_path, pieces))):
                     chunks += pieces
                     continue
+                # a cast of Arrow's would lose values: it makes empty lists of some list views
                 values = [value for piece in pieces for value in python_values(piece)]
-                values = row_values(values, field) if field.name in self.images else values
-            else:
-                values = [row.values.get(field.name) if block is None else None for row in rows]
-                values = values if field.name in self.images else stored_values(values, field)
-            if field.name in self.images:
+                values = row_values(values, field) if of_images else values
+            if of_images:
                 values = [self.all_stored(value) for value in values]
-                if not pa.types.is_list(column_type):
+                if not pa.types.is_list(kind):
                     values = [_only(field.name, value) for value in values]
-            chunks.append(array_of(field.name, values, column_type))
-        return pa.chunked_array(chunks, type=column_type)
+            chunks.append(array_of(field.name, values, kind))
+        return pa.chunked_array(chunks, type=kind)
 
     def check(self, blocks: Iterable[Block]) -> None:
         """Raise `TableError` where a value would not be written as it is. The first block is tried,
@@ -548,19 +406,14 @@ class AnswerTable(TableOut):
                 return
 
 
-def _pieces(column: Any, indexes: Sequence[int]) -> list[Any]:
+def _pieces(column: pa.Array, indexes: Sequence[int]) -> list[pa.Array]:
     """The values at these places, as slices: not every type of Arrow's can be gathered in another
     way.
     """
-    starts = [
-        place
-        for place, index in enumerate(indexes)
-        if place == 0 or index != indexes[place - 1] + 1
-    ]
-    return [
-        column.slice(indexes[start], end - start)
-        for start, end in zip(starts, [*starts[1:], len(indexes)], strict=True)
-    ]
+    # in places that follow each other, index and place differ by the same
+    runs = groupby(enumerate(indexes), key=lambda item: item[1] - item[0])
+    slices = [[index for _, index in run] for _, run in runs]
+    return [column.slice(run[0], len(run)) for run in slices]
 
 
 def _only(column: str, images: list[Any] | None) -> Any:
@@ -667,19 +520,9 @@ def csv_out(
         if table.own_id and row.values.get("id") is None:
             cells[list(table.names).index("id")] = name
         references = [cell("", columns.references(row.values)) for _ in dropped]
-        lines.writerow([*(() if table.own_id else (name,)), *cells, *_flat(slot), *references])
+        lines.writerow([*(() if table.own_id else (name,)), *cells, *flat_cells(slot), *references])
 
     try:
         yield write
     finally:
         text.detach()
-
-
-def _flat(slot: Slot[GenerationResult]) -> tuple[Any, ...]:
-    if not is_ok(slot):
-        return ("false", *(None for _ in _FLAT), *_error(slot.failure()))
-    result = slot.unwrap()
-    return ("true", *[of(result) for of in _FLAT_VALUES], *(None for _ in _ERROR))
-
-
-_FLAT_VALUES = [value_of(field) for field in _FLAT]

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import unquote
 
 from pipegen.engines.extras import need
-from pipegen.io.arrow_values import python_rows
+from pipegen.io.arrow_values import python_rows, types_in
 from pipegen.io.forms import ARROW, PARQUET, TableError, form_of, refuse_address
 from pipegen.records.fields import nearest
 from pipegen.records.request_forms import KEYS, refused, without_final_answer
@@ -364,10 +364,10 @@ def _refuse_others(folder: Path) -> None:
 
 
 def _part(path: Path, top: Path) -> Part:
+    import pyarrow as pa
+
     with _opened(path) as (schema, rows, batches):
-        twice = _twice(schema.names) or next(
-            (_twice_within(field.type) for field in schema if _twice_within(field.type)), None
-        )
+        twice = _twice(schema.names) or _twice_within(pa.struct(schema))
         if twice is not None:
             raise TableError(f"{path} has two columns {twice!r}: give them different names")
         count = sum(batch.num_rows for batch in batches) if rows is None else rows
@@ -410,14 +410,8 @@ def _twice_within(kind: pa.DataType) -> str | None:
     """A name that occurs twice in one struct."""
     import pyarrow as pa
 
-    if pa.types.is_map(kind):
-        return _twice_within(kind.key_type) or _twice_within(kind.item_type)
-    fields = (
-        [] if pa.types.is_union(kind) else [kind.field(index) for index in range(kind.num_fields)]
-    )
-    return _twice(field.name for field in fields) or next(
-        (_twice_within(field.type) for field in fields if _twice_within(field.type)), None
-    )
+    structs = filter(pa.types.is_struct, types_in(kind))
+    return next(filter(None, (_twice(field.name for field in struct) for struct in structs)), None)
 
 
 def _words(refusal: Exception) -> str:

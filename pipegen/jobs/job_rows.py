@@ -20,7 +20,7 @@ from pipegen.core.errors import BackendFailed, GenerationError, InternalError, S
 from pipegen.core.foreign_calls import attempt
 from pipegen.core.slots import Slot, is_ok
 from pipegen.drivers.arguments import admitted, pair, prepare_batch, record_of
-from pipegen.io.jsonl import Written, from_plain, is_current
+from pipegen.io.jsonl import from_plain, written_from
 from pipegen.jobs.conversations import with_turn
 from pipegen.jobs.in_flight import killed
 from pipegen.jobs.journal import Finished
@@ -369,12 +369,14 @@ def _finished(
     """The row's slot, with this request's id, where it is finished; `Written` where that is wanted,
     and nothing in it would change.
     """
-    written_row = finished.written(key)
-    if written_row is None:
+    if as_written:
+        text = finished.text(key)
+        written = None if text is None else written_from(text, id)
+        if written is not None:
+            return written
+    values = finished.get(key)
+    if values is None:
         return None
-    values = written_row[0]
-    if as_written and is_current(values):
-        return Written(values, written_row[1], id)
     turn = values.pop("turn", {})
     values_with_id = {**values, "id": id()}
 

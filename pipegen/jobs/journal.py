@@ -40,6 +40,8 @@ from pathlib import Path
 from typing import Any, BinaryIO, Self
 from zlib import crc32
 
+from returns.result import Result
+
 from pipegen.core.foreign_calls import attempt
 from pipegen.core.slots import is_ok
 from pipegen.jobs.new_file import JournalError, new_file, refused, sync_folder
@@ -163,22 +165,34 @@ class Finished:
         """What was written for the key last; None where nothing was, or where it cannot be read:
         then it is no longer a finished row, and a warning says so.
         """
-        entry = self.written(key)
-        return None if entry is None else entry[0]
-
-    def written(self, key: str) -> tuple[dict[str, Any], bytes] | None:
-        """As `get`, with the JSON text of the values, without the opening brace."""
-        place = self._index.get(int(key[:_DIGITS], 16))
-        if place is None:
+        text = self.text(key)
+        if text is None:
             return None
-        with refused(self.folder, "read"):
-            line = self._line(place)
-        if line[_KEY] != key.encode():
-            return None  # another key with the same first digits: the row is asked again
-        parsed = attempt(lambda: _values(line))
+        parsed: Result[dict[str, Any], Exception] = attempt(lambda: json.loads(b"{" + text))
         if is_ok(parsed):
             return parsed.unwrap()
         self.forget(key, str(parsed.failure()))
+        return None
+
+    def text(self, key: str) -> bytes | None:
+        """As `get`, as JSON text without the opening brace."""
+        place = self._index.get(int(key[:_DIGITS], 16))
+        if place is None:
+            return None
+        try:
+            line = self._line(place)
+        except OSError:
+            with refused(self.folder, "read"):
+                raise
+        if line[_KEY] != key.encode():
+            return None  # another key with the same first digits: the row is asked again
+        start = _start_of(line)
+        if start:
+            return line[start:]
+        begins = _HEAD.match(line)
+        self.forget(
+            key, "it does not agree with its checksum" if begins else "it is no line of a journal"
+        )
         return None
 
     def forget(self, key: str, why: str) -> None:
@@ -268,21 +282,6 @@ def _start_of(line: bytes) -> int:
     ):
         return 0
     return _FIRST if head[2] else head.end()
-
-
-def _values(line: bytes) -> tuple[dict[str, Any], bytes]:
-    """The values of a line, and their text. Raises `ValueError` and the like where it has none."""
-    start = _start_of(line)
-    if not start:
-        raise ValueError(
-            "it is no line of a job's journal"
-            if _HEAD.match(line) is None
-            else "it does not agree with its checksum"
-        )
-    values: dict[str, Any] = json.loads(line.decode())
-    del values["key"]
-    values.pop("crc", None)
-    return values, line[start:]
 
 
 class Journal(Finished):

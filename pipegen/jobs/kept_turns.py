@@ -20,7 +20,7 @@ from returns.result import Failure
 from pipegen.core.errors import GenerationError
 from pipegen.core.foreign_calls import attempt
 from pipegen.core.slots import Slot, is_ok
-from pipegen.drivers.row_sessions import NoRequest
+from pipegen.drivers.drive_parts import NoRequest
 from pipegen.io.jsonl import to_plain
 from pipegen.jobs.conversations import keep_row
 from pipegen.jobs.in_flight import InFlight, Waiting
@@ -216,8 +216,7 @@ class Turns(Generic[K]):
 
 def _bytes_of(row: Row[Any]) -> int:
     """The bytes of a row's images."""
-    return (
-        sum(len(piece) for source in row.request.unwrap().sources for piece in source.contents)
-        if is_ok(row.request)
-        else 0
-    )
+    if row.unread is not None or not is_ok(row.request):
+        return 0
+    sources = row.request.unwrap().sources
+    return sum(len(piece) for source in sources for piece in source.contents)

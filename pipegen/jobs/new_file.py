@@ -25,6 +25,8 @@ TEMPORARY = ".pipegen-"
 """How the names of files begin that are being written; the machine's name and the process's number
 follow.
 """
+_BUFFER = 2**18
+"""Bytes that are written at a time."""
 
 
 class JournalError(Exception):
@@ -89,7 +91,7 @@ def new_file(path: Path, *, changed: Callable[[], bool] = lambda: False) -> Iter
             prefix=f"{TEMPORARY}{os.uname().nodename}-{os.getpid()}-", dir=path.parent
         )
     try:
-        with io.BufferedWriter(_NewFile(handle, path)) as stream:
+        with io.BufferedWriter(_NewFile(handle, path), _BUFFER) as stream:
             yield stream
             stream.flush()
             with refused(path):

@@ -205,7 +205,7 @@ class NoReplica(RuntimeError):
     """No replica can go on."""
 
     def __init__(self, words: str, answered: bool = False) -> None:
-        super().__init__(words, answered)
+        super().__init__(words)
         self.answered = answered
         """Whether any had answered a row."""
 

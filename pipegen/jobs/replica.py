@@ -27,9 +27,9 @@ from pipegen.core.foreign_calls import attempt
 from pipegen.core.pipe import Pipe
 from pipegen.core.slots import Slot, is_ok
 from pipegen.drivers.arguments import Options
-from pipegen.drivers.drive import IN_FLIGHT, Drive
+from pipegen.drivers.drive import Drive
+from pipegen.drivers.drive_parts import IN_FLIGHT, NoRequest
 from pipegen.drivers.mapping import flow_of
-from pipegen.drivers.row_sessions import NoRequest
 from pipegen.io.jsonl import to_plain
 from pipegen.jobs.conversations import keep_row
 from pipegen.jobs.in_flight import InFlight, Waiting

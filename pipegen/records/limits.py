@@ -14,8 +14,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, TypeAlias
 
 from returns.result import Failure, Success
 
@@ -28,6 +28,10 @@ from pipegen.records.requests import GenerationRequest, RequestPolicy
 
 __all__ = ["allowed"]
 
+Amount: TypeAlias = tuple[str, str, int]
+"""An amount that is limited: what it is, the policy's name for its limit (empty for `INTEGER`), and
+the amount.
+"""
 INTEGER = 2**31 - 1
 """The largest whole number of an option: engines keep them in 32 bits."""
 
@@ -51,19 +55,28 @@ def allowed(
                 hint=hint,
             )
         )
-    for what, name, amount in _amounts(request):
-        if amount > (limit := getattr(policy, name)):
-            return Failure(_too_much(what, amount, name, limit))
-    try:
-        _check_options(request.options, policy)
-    except InvalidRequest as refusal:
-        return Failure(refusal.with_traceback(None))
+    refusal = _excess(_amounts(request), policy) or _excess_of_options(request.options, policy)
+    if refusal is not None:
+        words, hint = refusal
+        return Failure(InvalidRequest(words, hint=hint))
     return Success(request)
 
 
-def _too_much(what: str, amount: int, name: str, limit: int) -> InvalidRequest:
-    hint = f"ask for less, or raise RequestPolicy({name}=...)"
-    return InvalidRequest(f"{what} is {_shown(amount)}; the limit is {limit}", hint=hint)
+def _excess(amounts: Iterable[Amount], policy: RequestPolicy) -> tuple[str, str] | None:
+    """The first amount above its limit, in words, and what to do."""
+    for what, name, amount in amounts:
+        limit: int = getattr(policy, name) if name else INTEGER
+        if amount > limit:
+            hint = f"ask for less, or raise RequestPolicy({name}=...)" if name else ""
+            return f"{what} is {_shown(amount)}; the limit is {limit}", hint
+    return None
+
+
+@functools.lru_cache(maxsize=1024)  # of few distinct options
+def _excess_of_options(
+    options: GenerationOptions | None, policy: RequestPolicy
+) -> tuple[str, str] | None:
+    return _excess(() if options is None else _option_amounts(options), policy)
 
 
 def _shown(number: int) -> str:
@@ -71,81 +84,67 @@ def _shown(number: int) -> str:
     return str(number) if number < 10**30 else "more than 30 digits long"
 
 
-_LIMITS = {
+_COUNTED = {
     "max_samples": "samples",
     "max_stops": "the number of stops",
     "max_choices": "the number of choices",
-    "max_option_bytes": "the options' size in bytes",
 }
-"""The fields of a policy that bound options, each with what it counts."""
+"""The fields of a policy that bound how many an option asks for, each with what it counts."""
 
 
-@functools.lru_cache(maxsize=1024)  # of few distinct options; what is refused is not kept
-def _check_options(options: GenerationOptions | None, policy: RequestPolicy) -> None:
-    """Raise `InvalidRequest` if the options ask for more than their rows of the option table, and
-    the policy, allow.
-    """
-    values = {} if options is None else flat_values(options)
-    set_values = {name: value for name, value in values.items() if value is not None}
-    for name in _limited("integer", set_values):
-        value = set_values[name]
-        is_integer = type(value) is int
-        what, number = (
-            (name, value) if is_integer else (f"the largest of {name}", max(value, default=0))
+def _option_amounts(options: GenerationOptions) -> Iterator[Amount]:
+    """Each amount that the rows of the option table limit."""
+    limited: dict[str, dict[str, Any]] = {}
+    for name, value in flat_values(options).items():
+        for limit in OPTIONS[name].row.limits.split() if value is not None else ():
+            limited.setdefault(limit, {})[name] = value
+    for name, value in limited.get("integer", {}).items():
+        whole = type(value) is int
+        yield (
+            (name, "", value) if whole else (f"the largest of {name}", "", max(value, default=0))
         )
-        if number > INTEGER:
-            raise InvalidRequest(f"{what} is {_shown(number)}; the limit is {INTEGER}")
-    for limit, what in _LIMITS.items():
-        limited_values = [set_values[name] for name in _limited(limit, set_values)]
-        amount = _bytes(limited_values) if limit == "max_option_bytes" else _count(limited_values)
-        if amount > (most := getattr(policy, limit)):
-            raise _too_much(what, amount, limit, most)
+    for limit, what in _COUNTED.items():
+        yield what, limit, sum(map(_count, limited.get(limit, {}).values()))
+    texts = limited.get("max_option_bytes", {}).values()
+    yield "the options' size in bytes", "max_option_bytes", _bytes(texts)
 
 
-def _limited(limit: str, set_values: Mapping[str, Any]) -> list[str]:
-    return [name for name in set_values if limit in OPTIONS[name].row.limits.split()]
-
-
-def _amounts(request: GenerationRequest) -> Iterator[tuple[str, str, int]]:
-    """Each amount that is limited: what it is, the policy's name for its limit, and the amount."""
+def _amounts(request: GenerationRequest) -> Iterator[Amount]:
+    """Each amount of what is to be read."""
     messages = (*(request.messages or ()), *request.turns)
-    parts = [
-        part
-        for message in messages
-        if isinstance(message.content, tuple)
-        for part in message.content
-    ]
-    yield "the number of messages", "max_messages", len(messages)
-    yield "the number of content parts", "max_parts", len(parts)
+    contents = [message.content for message in messages]
+    parts = [part for content in contents if isinstance(content, tuple) for part in content]
     images = [
         len(source.frames) if isinstance(source, VideoSource) and source.frames else 1
         for source in request.sources
     ]
+    texts = [
+        request.prompt or "",
+        *request.tools,
+        *[content for content in contents if isinstance(content, str)],
+        *[part.text for part in parts if isinstance(part, TextPart)],
+        *[message.extras for message in messages if message.extras],
+    ]
+    ids = 4 * len(request.prompt_token_ids or ())
+    yield "the number of messages", "max_messages", len(messages)
+    yield "the number of content parts", "max_parts", len(parts)
     yield "the number of images", "max_images", sum(images)
-    texts: list[Any] = [request.prompt or "", *request.tools]
-    texts += [part.text for part in parts if isinstance(part, TextPart)]
-    texts += [message.content for message in messages if isinstance(message.content, str)]
-    texts += [message.extras for message in messages if message.extras]
-    yield (
-        "the prompt's size in bytes",
-        "max_prompt_bytes",
-        _bytes(texts) + 4 * len(request.prompt_token_ids or ()),
-    )
+    yield "the prompt's size in bytes", "max_prompt_bytes", _bytes(texts) + ids
 
 
-def _count(values: list[Any]) -> int:
-    return sum([value if type(value) is int else len(value) for value in values])
+def _count(value: int | Sequence[object]) -> int:
+    return value if isinstance(value, int) else len(value)
 
 
-def _bytes(values: list[Any]) -> int:
+def _bytes(values: Iterable[object]) -> int:
     """The size of all the text in plain data, in UTF-8."""
-    size, left = 0, values
+    size, left = 0, [*values]
     while left:
         value = left.pop()
         if isinstance(value, str):
             size += len(value) if value.isascii() else len(value.encode("utf-8", "surrogatepass"))
-        elif isinstance(value, Mapping):
-            left += [*value.keys(), *value.values()]
         elif isinstance(value, (tuple, list)):
             left += value
+        elif isinstance(value, Mapping):
+            left += [*value.keys(), *value.values()]
     return size

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import re
 from collections.abc import Mapping
 from typing import Any, TypeAlias
 
@@ -14,14 +15,19 @@ from pipegen.core.foreign_calls import Raised, guard_result
 from pipegen.core.names import nearest
 from pipegen.core.slots import Slot
 from pipegen.records import strict_json
-from pipegen.records.fields import InvalidField
+from pipegen.records.fields import InvalidField, checks_of
 from pipegen.records.frozen import plain_list, plain_number, printed
 from pipegen.records.option_table import OPTIONS
 from pipegen.records.options import options_from
-from pipegen.records.request_forms import as_messages, read_keys, refused_entry
+from pipegen.records.request_forms import (
+    as_messages,
+    json_text,
+    metadata_of,
+    read_keys,
+    refused_entry,
+)
 from pipegen.records.requests import (
     FIELDS,
-    MESSAGES,
     GenerationRequest,
     ScoringRequest,
     TextGenerationRequest,
@@ -78,36 +84,47 @@ def _request_from(values: Any, where: str) -> Slot[GenerationRequest]:
             )
         )
     try:
-        fields = _fields_of(values)
-        if isinstance(fields.get("options"), Mapping):
-            fields["options"] = options_from(fields["options"])
-        beside = any(
-            not isinstance(fields[name], (list, tuple)) or fields[name]
-            for name in _MEDIA & fields.keys()
-        )
-        images = (
-            beside or _holds_images(fields.get("messages")) or _holds_images(fields.get("turns"))
-        )
-        kind = (
-            ScoringRequest
-            if "continuation" in fields
-            else VlmGenerationRequest
-            if images
-            else TextGenerationRequest
-        )
-        if not images:
-            _refuse_unread_media(values)
-            for name in _MEDIA:
-                fields.pop(name, None)
-        return Success(kind(**fields))
+        return Success(_parsed(values))
     except InvalidField as refusal:
-        message = (
-            str(refusal)
-            .removeprefix("TextGenerationRequest.")
-            .removeprefix("VlmGenerationRequest.")
-            .removeprefix("ScoringRequest.")
-        )
+        message = re.sub(r"\A(TextGeneration|VlmGeneration|Scoring)Request\.", "", str(refusal))
         return Failure(InvalidRequest(f"{where}: {message}"))
+
+
+def _parsed(values: Mapping[str, Any]) -> GenerationRequest:
+    """The record: each entry is read once, and what the record lacks is refused or carried along.
+    Raises `InvalidField`.
+    """
+    given = {name: value for name, value in values.items() if value is not None and name in _FIELDS}
+    fields: dict[str, Any] = {}
+    for name, value in given.items():
+        plural = _PLURALS.get(name, name)
+        if plural != name and plural in given:
+            raise InvalidField(f"a request takes {name} or {plural}, not both")
+        entry = _entry(name, value)
+        if plural not in _MEDIA or not isinstance(entry, (list, tuple)) or entry:
+            fields[plural] = entry
+    others = _others(values) if len(given) < len(values) else {}
+    metadata = {**others, **metadata_of(fields.get("metadata"))}
+    if metadata:
+        fields["metadata"] = metadata
+    fields = as_messages(fields, values)
+    if "tools" in fields:
+        fields = without_table_nulls(fields)
+    images = not _MEDIA.isdisjoint(fields)
+    for name in _CONVERSATION:
+        if name in fields:
+            try:
+                fields[name] = _CHECKS[name](fields[name])
+            except ValueError:  # the record says what is wrong
+                continue
+            images = images or any(message.sources for message in fields[name])
+    prompted = not others or not (given.keys() | read_keys(values)).isdisjoint(_PROMPTS)
+    for name, value in others.items():
+        hint = value is not None and _hint(str(name), value, prompted=prompted, images=images)
+        if hint:
+            raise InvalidField(f"there is no field {printed(name)}{hint}")
+    kind = VlmGenerationRequest if images else TextGenerationRequest
+    return (ScoringRequest if "continuation" in fields else kind)(**fields)
 
 
 def _row_of(values: Any) -> Any:
@@ -142,12 +159,15 @@ _ALONE = (
     "stages run alone, on the records between them, with stages.apply((pg.Success(record),));"
     " result.then(...) makes the request of the next turn"
 )
-_MEDIA = {"images", "videos"}
+_PLURALS = {"image": "images", "video": "videos"}
+_MEDIA = frozenset(_PLURALS.values())
+_CONVERSATION = ("messages", "turns")
+_CHECKS = checks_of(GenerationRequest)
 _JSON = {"messages", "tools", "options", "prompt_token_ids", "continues", "turns"}
 """The fields that may be JSON text."""
 _JSON_LISTS = {"messages", "tools"}
 """The fields that may be lists of JSON texts."""
-_FIELDS = dict.fromkeys((*FIELDS, "image", "video"))
+_FIELDS = frozenset((*FIELDS, *_PLURALS))
 _PROMPTS = (
     *("messages", "prompt", "prompt_token_ids", "turns"),
     *("conversations", "conversation", "query"),
@@ -161,100 +181,56 @@ def carried(values: Mapping[str, Any]) -> dict[str, Any]:
     >>> carried({"prompt": "Is it so?", "label": None, "metadata": {"page": 7}})
     {'label': None, 'page': 7}
     """
-    metadata, read = values.get("metadata"), read_keys(values)
-    others = {
+    return {**_others(values), **metadata_of(values.get("metadata"))}
+
+
+def _others(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The entries that are no field of a request, in its own form or in another."""
+    read = read_keys(values)
+    return {
         name: value for name, value in values.items() if name not in _FIELDS and name not in read
     }
+
+
+def _entry(name: str, value: Any) -> Any:
+    """The value of a field, which may be in the form that tables have it in."""
+    if name == "id":
+        number = plain_number(value)
+        return str(number) if type(number) is int else value
+    if name in _PLURALS or name in _MEDIA:
+        value = strict_json.loaded(value, list) if isinstance(value, str) else plain_list(value)
+        alone = not isinstance(value, (list, tuple)) and (name in _PLURALS or _is_one(value))
+        return [value] if alone else value
+    if name in _JSON and isinstance(value, str):
+        value = () if name == "tools" and not value else json_text(name, value)
+    elif name in _JSON_LISTS and isinstance(value, (list, tuple)):
+        value = [strict_json.loaded(entry, dict) for entry in value]
+    return options_from(value) if name == "options" and isinstance(value, Mapping) else value
+
+
+def _hint(name: str, value: Any, *, prompted: bool, images: bool) -> str:
+    """Why an entry that is no field is refused; empty where it is carried along.
+
+    Refused are names that are options, or nearly, what holds options under nearly their name, and
+    what other programs obey; without a prompt, names that are nearly a field's; without images,
+    names of what holds some.
+    """
+    has_options = isinstance(value, Mapping) and not OPTIONS.keys().isdisjoint(value)
+    has_data = isinstance(value, (str, bytes, Mapping, list, tuple)) and bool(value)
     return (
-        others
-        if metadata is None
-        else {**others, **(metadata if isinstance(metadata, Mapping) else {"metadata": metadata})}
+        misplaced(name)
+        or (nearest(name.lower(), ("options",)) if has_options else "")
+        or _or_metadata(refused_entry(name, value))
+        or ("" if prompted else field_hint(name))
+        or _or_metadata(unread_media(name) if has_data and not images else None)
     )
 
 
-def _fields_of(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of a request, with those of a table's row as the record takes them.
-
-    Raises `InvalidField` for an entry that would be an option, and for a mistyped one: it would be
-    ignored.
-    """
-    fields = {
-        name: value for name, value in values.items() if value is not None and name in _FIELDS
-    }
-    metadata = carried(values) if len(fields) < len(values) or "metadata" in fields else None
-    if metadata:
-        _refuse_misplaced(
-            {
-                name: value
-                for name, value in values.items()
-                if name in metadata and name not in _FIELDS and value is not None
-            },
-            prompted=not (fields.keys() | read_keys(values)).isdisjoint(_PROMPTS),
-        )
-        fields["metadata"] = metadata
-    row_id = plain_number(fields.get("id"))
-    if type(row_id) is int:
-        fields["id"] = str(row_id)
-    for singular, plural in (("image", "images"), ("video", "videos")):
-        if singular in fields:
-            if plural in fields:
-                raise InvalidField(f"a request takes {singular} or {plural}, not both")
-            value = plain_list(fields.pop(singular))
-            fields[plural] = value if isinstance(value, (list, tuple)) else _images_of(value)
-    for name, value in fields.items():
-        if name in _JSON and isinstance(value, str):
-            fields[name] = () if name == "tools" and not value else _from_text(name, value)
-        elif name in _JSON_LISTS and isinstance(value, (list, tuple)):
-            fields[name] = [strict_json.loaded(entry, dict) for entry in value]
-        elif name in _MEDIA and _is_one(value):
-            fields[name] = _images_of(value)
-    fields = as_messages(fields, values)
-    return without_table_nulls(fields) if "tools" in fields else fields
-
-
-def _refuse_misplaced(values: Mapping[str, Any], *, prompted: bool) -> None:
-    """Refuse names that are options, or nearly, what holds options under nearly their name, and
-    what other programs obey; where there is no prompt, also names that are nearly a field's.
-    """
-    for name, value in values.items():
-        hint = misplaced(str(name))
-        if isinstance(value, Mapping) and not OPTIONS.keys().isdisjoint(value):
-            hint = hint or nearest(str(name).lower(), ("options",)) or None
-        if hint is None and (other := refused_entry(str(name), value)) is not None:
-            hint = _or_metadata(other)
-        if hint is None and not prompted:
-            hint = field_hint(str(name)) or None
-        if hint is not None:
-            raise InvalidField(f"there is no field {printed(name)}{hint}")
-
-
-def _or_metadata(hint: str) -> str:
+def _or_metadata(hint: str | None) -> str:
     rest = "put it into metadata if the model is not to see it"
+    if hint is None:
+        return ""
     return f"{hint} {rest.capitalize()}" if hint.endswith("?") else f"{hint}; {rest}"
-
-
-def _refuse_unread_media(values: Mapping[str, Any]) -> None:
-    """Refuse what by its name holds images, of a request that has none: they would be carried along
-    beside a question about them.
-    """
-    for name, value in values.items():
-        if name not in _FIELDS and isinstance(value, (str, bytes, Mapping, list, tuple)) and value:
-            hint = unread_media(str(name))
-            if hint is not None:
-                raise InvalidField(f"there is no field {printed(name)}{_or_metadata(hint)}")
-
-
-def _from_text(name: str, text: str) -> Any:
-    try:
-        return strict_json.load(text)
-    except strict_json.NotStrict as refusal:
-        form = (
-            f"messages takes a list of messages such as {MESSAGES}, with prompt for a plain text,"
-            f" not {printed(text)}; "
-            if name == "messages"
-            else ""
-        )
-        raise InvalidField(f"{form}{name}, where it is text, takes JSON: {refusal}") from None
 
 
 def _is_one(value: Any) -> bool:
@@ -262,29 +238,3 @@ def _is_one(value: Any) -> bool:
     if isinstance(value, (str, bytes, Mapping)):
         return bool(value)
     return isinstance(value, (os.PathLike, io.BytesIO)) or hasattr(value, "getexif")
-
-
-def _images_of(value: Any) -> Any:
-    """One image in the place of a list, or a JSON list as text."""
-    if isinstance(value, str) and value.startswith("[") and value.endswith("]"):
-        try:
-            return strict_json.load(value)
-        except strict_json.NotStrict:
-            pass  # a path may have brackets
-    return [value]
-
-
-def _holds_images(messages: Any) -> bool:
-    messages = plain_list(messages)
-    if not isinstance(messages, (list, tuple)):
-        return False
-    for message in messages:
-        content = plain_list(message.get("content")) if isinstance(message, Mapping) else None
-        if isinstance(content, (list, tuple)) and any(map(_is_image, content)):
-            return True
-    return False
-
-
-def _is_image(part: Any) -> bool:
-    kinds = ("image", "image_url", "video", "video_url")
-    return isinstance(part, Mapping) and part.get("type") in kinds

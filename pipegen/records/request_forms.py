@@ -18,14 +18,16 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Mapping, Sequence
+from itertools import dropwhile, takewhile
 from typing import Any, NamedTuple
 
-from pipegen.core.names import folded
+from pipegen.core.names import folded, misspelt
 from pipegen.records import strict_json
 from pipegen.records.fields import InvalidField
 from pipegen.records.frozen import exact, printed
 from pipegen.records.messages import Message
 from pipegen.records.option_table import OPTIONS
+from pipegen.records.requests import MESSAGES
 
 __all__ = [
     "FORMS",
@@ -33,7 +35,9 @@ __all__ = [
     "REFUSED",
     "RequestForm",
     "as_messages",
+    "json_text",
     "meant",
+    "metadata_of",
     "read_keys",
     "refused",
     "refused_entry",
@@ -143,6 +147,7 @@ _ROLES: Mapping[str, str] = {
     "developer": "developer",
 }
 """What other forms call the roles."""
+_TURN_KEYS = ("from", "role", "value", "content")
 _TURN = '{"from": "human", "value": "..."}'
 _UNSEEN = ", or put it into metadata if the model is not to see it"
 _OBJECT_TAGS = ("<ref-object>", "<bbox>")
@@ -189,12 +194,8 @@ def refused(name: str) -> str | None:
         return known[word]
     if _AUDIO_FILE.fullmatch(word):
         return _SOUND
-    from difflib import get_close_matches
-
-    near = get_close_matches(word, known, n=1, cutoff=0.9)
-    if not near or near[0] in (f"{word}s", word.removesuffix("s")):
-        return None
-    return known[near[0]] if near[0][0] == word[0] else None
+    near = misspelt(word, known)
+    return known[near] if near and near[0] == word[0] else None
 
 
 def meant(name: str) -> str:
@@ -275,19 +276,16 @@ def _with_turns(
     messages = result.get("messages", [] if result.get("turns") else None)
     if not isinstance(messages, (list, tuple)):
         return result  # which is refused for it
-    heads = 0
-    while heads < len(messages) and _role(messages[heads]) in ("system", "developer"):
-        heads += 1
-    head = [*messages[:heads]]
-    if system and heads:
-        written = _content(head[0])
-        if written != system:
+    head = [*takewhile(lambda message: _role(message) in ("system", "developer"), messages)]
+    rest = messages[len(head) :]
+    if system and head:
+        if _content(head[0]) != system:
             raise InvalidField(
                 "system and the system message of messages are two different texts: give one"
             )
     elif system:
         head = [{"role": "system", "content": system}]
-    result["messages"] = [*head, *history, *messages[heads:]]
+    result["messages"] = [*head, *history, *rest]
     return result
 
 
@@ -316,13 +314,39 @@ def _is_conversation(value: Any) -> bool:
 def _loaded(name: str, value: Any) -> Any:
     if not isinstance(value, str):
         return value
-    if not value.strip():
-        return None
+    return json_text(name, value) if value.strip() else None
+
+
+def json_text(name: str, text: str) -> Any:
+    """What an entry of a request says that is JSON text. Raises `InvalidField`.
+
+    >>> json_text("turns", '["Why?"]')
+    ['Why?']
+    """
     try:
-        return strict_json.load(value)
+        return strict_json.load(text)
     except strict_json.NotStrict as refusal:
+        form = (
+            f"messages takes a list of messages such as {MESSAGES}, with prompt for a plain text,"
+            f" not {printed(text)}; "
+            if name == "messages"
+            else ""
+        )
         unseen = _UNSEEN if name == "history" else ""
-        raise InvalidField(f"{name}, where it is text, takes JSON: {refusal}{unseen}") from None
+        raise InvalidField(
+            f"{form}{name}, where it is text, takes JSON: {refusal}{unseen}"
+        ) from None
+
+
+def metadata_of(value: object) -> Mapping[str, Any]:
+    """The entries of a request's `metadata`, which in a table may be no mapping.
+
+    >>> metadata_of({"page": 7}), metadata_of("page 7"), metadata_of(None)
+    ({'page': 7}, {'metadata': 'page 7'}, {})
+    """
+    if isinstance(value, Mapping):
+        return value
+    return {} if value is None else {"metadata": value}
 
 
 def _text(name: str, value: Any) -> str:
@@ -388,24 +412,23 @@ def _in_our_roles(name: str, messages: Sequence[Any]) -> Sequence[Any]:
     """The messages with the roles and names of other forms as ours; calls that follow each other
     are one message.
     """
-    if all(
-        not isinstance(message, Mapping)
-        or ("from" not in message and _named(message) not in _OTHER_ROLES)
+    if not any(
+        isinstance(message, Mapping) and ("from" in message or _named(message) in _OTHER_ROLES)
         for message in messages
     ):
         return messages
     result: list[Any] = []
+    follows_call = False
     for position, message in enumerate(messages):
-        if not isinstance(message, Mapping):
-            result.append(message)
-            continue
-        ours = _in_our_role(f"{name}[{position}]", message)
-        calls = ours.get("tool_calls") or ()
-        roles = [_ROLES.get(_named(turn)) for turn in messages[max(0, position - 1) : position + 1]]
-        if roles == ["call", "call"]:
-            result[-1] = {**result[-1], "tool_calls": [*result[-1]["tool_calls"], *calls]}
+        is_call = _ROLES.get(_named(message)) == "call"
+        ours = message
+        if isinstance(message, Mapping):
+            ours = _in_our_role(f"{name}[{position}]", message)
+        if is_call and follows_call:
+            result[-1]["tool_calls"] += ours["tool_calls"]
         else:
             result.append(ours)
+        follows_call = is_call
     return result
 
 
@@ -421,11 +444,7 @@ def _named(message: Any) -> str:
 
 
 def _in_our_role(where: str, message: Mapping[str, Any]) -> dict[str, Any]:
-    rest = {
-        key: entry
-        for key, entry in message.items()
-        if key not in ("from", "role", "value", "content")
-    }
+    rest = {key: entry for key, entry in message.items() if key not in _TURN_KEYS}
     content = message["value"] if "value" in message else message.get("content")
     role = _ROLES.get(_named(message))
     if role is None:
@@ -478,21 +497,16 @@ def without_final_answer(values: Mapping[str, Any]) -> Mapping[str, Any]:
         turns = _turns(name, _loaded(name, values[name]))
     except InvalidField:  # which the request says
         return values
-    kept = list(turns)
-    while kept and _is_answer(kept[-1]):
-        kept.pop()
+    kept = [*dropwhile(_is_answer, reversed(turns))][::-1]
     dropped = turns[len(kept) :]
     if not dropped or not kept:
         return values
-    metadata = values.get("metadata")
-    own = {} if metadata is None else metadata
-    own = own if isinstance(own, Mapping) else {"metadata": own}
     result = {
         ("input_references" if key == "references" else key): entry
         for key, entry in values.items()
         if key != "metadata"
     }
-    references = [_reference(turn) for turn in dropped]
+    own, references = metadata_of(values.get("metadata")), [*map(_reference, dropped)]
     return {**result, name: kept, "metadata": {**own, "references": references}}
 
 
@@ -503,12 +517,9 @@ def _is_answer(turn: Any) -> bool:
 
 def _reference(turn: Any) -> str:
     """The words of an answer; all of it as JSON text where it is more than words."""
-    content = turn.get("value", turn.get("content")) if isinstance(turn, Mapping) else None
-    others = {
-        key: entry
-        for key, entry in (turn.items() if isinstance(turn, Mapping) else ())
-        if key not in ("from", "role", "value", "content") and entry
-    }
-    if isinstance(content, str) and not others:
-        return content
+    if isinstance(turn, Mapping):
+        content = turn.get("value", turn.get("content"))
+        others = [entry for key, entry in turn.items() if key not in _TURN_KEYS and entry]
+        if isinstance(content, str) and not others:
+            return content
     return strict_json.dump(turn)

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from immutabledict import immutabledict
 
+from pipegen.core.names import misspelt
 from pipegen.records.continues import Continues, continues_from
 from pipegen.records.fields import (
     InvalidField,
@@ -165,12 +166,8 @@ def misplaced(name: str) -> str | None:
     """
     if name in GROUPS or name in option_names() or name in OTHER_NAMES:
         return field_hint(name)
-    from difflib import get_close_matches
-
-    near = get_close_matches(name[:100], option_names(), n=1, cutoff=0.9)
-    if not near or near[0] in (f"{name}s", name.removesuffix("s")):
-        return None
-    return f"; did you mean the option {near[0]!r}? It goes into options"
+    near = misspelt(name, option_names())
+    return f"; did you mean the option {near!r}? It goes into options" if near else None
 
 
 _MEDIA_NAME = re.compile(

@@ -7,12 +7,12 @@ defaults show. A request by ids sets everything.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from returns.result import Failure, Success
 
-from pipegen.answer.answer_check import answer_of, check_answer
 from pipegen.core.errors import (
     GenerationError,
     InvalidRequest,
@@ -30,15 +30,16 @@ from pipegen.drivers.streaming import Done, stream
 from pipegen.records.options import ChatTemplateOptions, GenerationOptions, merge
 from pipegen.records.parse_request import Request
 from pipegen.records.requests import GenerationRequest, ImagePolicy
-from pipegen.records.results import Finish, GenerationResult
+from pipegen.records.results import GenerationResult
 from pipegen.records.scores import Scored
-from pipegen.report.audit_row import SLACK, spelled_by_server
-from pipegen.report.verdict import Answer, Way
+from pipegen.report.audit_row import SLACK, findings_in, ids_of, is_one_text
+from pipegen.report.verdict import Answer, Way, WrongKind
 
 __all__ = [
     "Asked",
     "Failed",
     "Routes",
+    "Server",
     "answers_of",
     "ask",
     "plain_requests",
@@ -55,8 +56,6 @@ class Routes(NamedTuple):
     """None where the server is asked by chat alone."""
     reference: Route
     """It has the weights that the server should have."""
-    names_ends: bool = False
-    """Whether the ids that come by chat hold the end token."""
     switched: bool = True
     """Whether the server is sent the template's thinking switch."""
 
@@ -67,6 +66,27 @@ class Failed(NamedTuple):
     error: GenerationError
 
 
+@dataclasses.dataclass
+class Server:
+    """A server that is asked, and what became of it so far."""
+
+    routes: Routes
+    """By chat as its own defaults show, and by ids."""
+    whole: Routes
+    """By chat, with every option set."""
+    streams: Routes
+    """By chat, with nothing asked for that does not come in streams."""
+    dialect: str
+    image_policy: ImagePolicy | None = None
+    report: Callable[[str], object] = lambda text: None
+    """Called with what is done now."""
+    failed: list[Failed] = dataclasses.field(default_factory=list)
+    not_judged: list[str] = dataclasses.field(default_factory=list)
+    """What the server cannot be asked."""
+    asked_again: int = 0
+    """How many requests were asked after their answers came."""
+
+
 class Asked(NamedTuple):
     """Requests, and what is asked of them beside temperature 0."""
 
@@ -74,8 +94,6 @@ class Asked(NamedTuple):
     options: GenerationOptions
     image_policy: ImagePolicy | None = None
     streamed: bool = False
-    own: Sequence[GenerationOptions] = ()
-    """What each request is asked beside `options`; empty where they are asked the same."""
 
 
 def answers_of(
@@ -88,23 +106,14 @@ def answers_of(
     """What the server answers to these requests, each way, scored by the reference; one that fails
     either way comes with its error.
     """
-    plain = plain_requests(requests, image_policy)
     options = GenerationOptions(max_new_tokens=max_new_tokens)
-    out: list[Answer | Failed] = []
-    for way, route in (("chat", routes.chat), ("ids", routes.by_ids)):
-        if route is not None:
-            chosen: Any = way
-            batch = [
-                slot
-                for slot in plain
-                if (
-                    slot.unwrap().messages is not None or way == "ids"
-                    if is_ok(slot)
-                    else way == "chat"
-                )
-            ]
-            out += ask(routes, chosen, Asked(batch, options, image_policy), tell)
-    return out
+    by_ids = plain_requests(requests, image_policy)
+    by_chat = [slot for slot in by_ids if not is_ok(slot) or slot.unwrap().messages is not None]
+    answers = ask(routes, "chat", Asked(by_chat, options, image_policy), tell)
+    if routes.by_ids is not None:
+        batch = [slot for slot in by_ids if is_ok(slot)]
+        answers += ask(routes, "ids", Asked(batch, options, image_policy), tell)
+    return answers
 
 
 def ask(
@@ -116,28 +125,24 @@ def ask(
     route = routes.chat if way == "chat" or routes.by_ids is None else routes.by_ids
     tell(f"asking by {way}")
     honoured = "logprobs" in route.engine.capabilities.honours and not asked.streamed
-    options = merge(asked.options, GenerationOptions(temperature=0.0, logprobs=honoured or None))
-    slots = [*_run(route, asked, options)]
-    unread = [
-        index
+    greedy = merge(asked.options, GenerationOptions(temperature=0.0))
+    slots = [*_run(route, asked, merge(greedy, GenerationOptions(logprobs=honoured or None)))]
+    # perhaps its log probabilities alone cannot be read
+    notes = {
+        index: slot.failure().message
         for index, slot in enumerate(slots)
-        if honoured and not is_ok(slot) and isinstance(slot.failure(), MalformedResponse)
-    ]
-    notes: dict[int, str] = {}
-    if unread:  # perhaps its log probabilities alone cannot be read
-        without = merge(asked.options, GenerationOptions(temperature=0.0))
-        fewer = asked._replace(
-            requests=[asked.requests[index] for index in unread],
-            own=[asked.own[index] for index in unread] if asked.own else (),
-        )
-        for index, slot in zip(unread, _run(route, fewer, without), strict=True):
-            if is_ok(slot) and "logprob" in slots[index].failure().message:
-                notes[index] = slots[index].failure().message
-                slots[index] = slot
-    rows = [_row(slot, routes.reference, routes.names_ends) for slot in slots]
+        if not is_ok(slot)
+        and isinstance(slot.failure(), MalformedResponse)
+        and honoured
+        and "logprob" in slot.failure().message
+    }
+    fewer = asked._replace(requests=[asked.requests[index] for index in notes])
+    for index, slot in zip([*notes], _run(route, fewer, greedy), strict=True):
+        slots[index] = slot if is_ok(slot) else slots[index]
+    rows = [_row(slot, routes.reference) for slot in slots]
     tell(f"scoring the answers by {way}")
     continued = [
-        slot.bind(lambda row, request=request: continued_by(request, row.ids))  # type: ignore[misc]
+        slot.bind(functools.partial(_continued, request))
         for slot, request in zip(rows, asked.requests, strict=True)
     ]
     scored = run(
@@ -159,26 +164,18 @@ def ask(
     return out
 
 
+def _continued(request: Slot[GenerationRequest], row: _Row) -> Slot[GenerationRequest]:
+    return continued_by(request, row.ids)
+
+
 def _run(
     route: Route, asked: Asked, options: GenerationOptions | None
 ) -> Sequence[Slot[GenerationResult]]:
-    row_options: Sequence[GenerationOptions | None] = asked.own or [options] * len(asked.requests)
-    requests = [
-        slot.map(
-            lambda request, more=more: dataclasses.replace(  # type: ignore[misc]
-                request, options=merge(request.options, merge(more, options))
-            )
-        )
-        for slot, more in zip(asked.requests, row_options, strict=True)
-    ]
     if not asked.streamed:
-        return run(route, requests, image_policy=asked.image_policy)
-    done = {
-        event.index: event.slot
-        for event in stream(route, requests, image_policy=asked.image_policy)
-        if isinstance(event, Done)
-    }
-    return [done[index] for index in range(len(requests))]
+        return run(route, asked.requests, options, image_policy=asked.image_policy)
+    events = stream(route, asked.requests, options, image_policy=asked.image_policy)
+    done = {event.index: event.slot for event in events if isinstance(event, Done)}
+    return [done[index] for index in range(len(asked.requests))]
 
 
 _TAKEN = ("max_new_tokens", "chat", "preprocess")
@@ -195,32 +192,25 @@ def plain_requests(
 
 
 def _plain(slot: Slot[GenerationRequest], index: int) -> Slot[GenerationRequest]:
-    if not is_ok(slot):
-        return slot
-    request = slot.unwrap()
-    options = request.options
-    set_too = (
-        [
-            field.name
-            for field in dataclasses.fields(options)
-            if getattr(options, field.name) is not None
-        ]
-        if options is not None
-        else []
-    )
-    more = [name for name in set_too if name not in _TAKEN]
-    if more:
-        message = f"a server is asked greedily, without the option {more[0]}"
-        return Failure(
-            InvalidRequest(
-                message,
-                hint=(
-                    "leave it out: of the options those of the prompt are taken, and max_new_tokens"
-                ),
-            )
+    return slot.bind(_without_sampling).map(
+        lambda request: (
+            request if request.id is not None else dataclasses.replace(request, id=str(index))
         )
-    return Success(
-        request if request.id is not None else dataclasses.replace(request, id=str(index))
+    )
+
+
+def _without_sampling(request: GenerationRequest) -> Slot[GenerationRequest]:
+    options = request.options or GenerationOptions()
+    more = [
+        field.name
+        for field in dataclasses.fields(options)
+        if getattr(options, field.name) is not None and field.name not in _TAKEN
+    ]
+    if not more:
+        return Success(request)
+    hint = "leave it out: of the options those of the prompt are taken, and max_new_tokens"
+    return Failure(
+        InvalidRequest(f"a server is asked greedily, without the option {more[0]}", hint=hint)
     )
 
 
@@ -270,28 +260,16 @@ class _Row(NamedTuple):
     """
 
 
-def _row(slot: Slot[GenerationResult], reference: Route, names_ends: bool = False) -> Slot[_Row]:
+def _row(slot: Slot[GenerationResult], reference: Route) -> Slot[_Row]:
     if not is_ok(slot):
         return Failure(slot.failure())
     result, engine = slot.unwrap(), reference.engine
-    if (
-        not result.token_ids
-        and engine.eos_token_ids
-        and (result.reasoning is not None or result.tool_calls)
-    ):
-        return Success(_Row(result, engine.eos_token_ids[:1], by_text=True, empty=True, apart=True))
-    ids = result.token_ids or tuple(engine.tokenizer.encode(result.raw_text))
-    ends: tuple[int, ...] = engine.eos_token_ids
-    if (
-        result.finish is Finish.EOS
-        and ends
-        and not (ids and ids[-1] in ends)
-        and not (result.token_ids and names_ends)
-    ):
-        ids = (*ids, ends[0])
+    ends = engine.eos_token_ids
+    apart = not result.token_ids and (result.reasoning is not None or bool(result.tool_calls))
+    ids = () if apart and ends else ids_of(result, engine.tokenizer, ends)
     if not ids and not ends:
         return Failure(MalformedResponse(_NOTHING))
-    return Success(_Row(result, ids or ends[:1], not result.token_ids, empty=not ids))
+    return Success(_Row(result, ids or ends[:1], not result.token_ids, not ids, apart))
 
 
 _NOTHING = "the server answers nothing, and names no end"
@@ -313,7 +291,9 @@ def _answer(
     by_ids = way == "ids"  # which are those that were sent
     count = 0 if row.empty else len(row.ids)
     limit = result.clipped_from or result.options.max_new_tokens or 0
-    noted: tuple[Any, ...] = () if note is None else (("logprobs", note),)
+    wrong: list[tuple[WrongKind, str]] = [] if by_ids else _wrong(result, routes)
+    if note is not None:
+        wrong.append(("logprobs", note))
     answer = Answer(
         id=name,
         way=way,
@@ -332,51 +312,46 @@ def _answer(
         finish=result.finish.value,
         count=result.completion_tokens,
         limit=limit,
-        wrong=noted if by_ids else _wrong(result, routes) + noted,
+        wrong=tuple(wrong),
     )
     return _read_as_written(answer, routes.reference) if row.by_text else answer
 
 
-def _wrong(result: GenerationResult, routes: Routes) -> tuple[Any, ...]:
+def _wrong(result: GenerationResult, routes: Routes) -> list[tuple[WrongKind, str]]:
     """What of an answer by chat does not obey its request."""
-    engine, ids = routes.reference.engine, result.token_ids
-    spelled = spelled_by_server(result, result.text, engine.tokenizer)
+    engine = routes.reference.engine
     context = routes.chat.engine.capabilities.context_length or engine.capabilities.context_length
-    room = (
-        None
-        if context is None
-        else context - SLACK - (len(result.prompt_token_ids) or result.prompt_tokens)
-    )
-    ends = frozenset(engine.eos_token_ids) if routes.names_ends else None
-    answer, options = answer_of(result, spelled=spelled, ending_ids=ends, room=room)
-    names = {"length": "length", "count": "length", "finish": "finish", "text": "text"}
-    findings: list[Any] = [
-        (names[finding.kind], finding.words)
-        for finding in check_answer(answer, options)
-        if finding.kind in names
+    prompt = len(result.prompt_token_ids) or result.prompt_tokens
+    room = None if context is None else context - SLACK - prompt
+    findings = findings_in(result, engine.tokenizer, engine.eos_token_ids, room)
+    # what else may be wrong is refused as the answer comes
+    kinds = ("length", "count", "finish", "text")
+    wrong: list[tuple[WrongKind, str]] = [
+        (finding.kind, finding.words) for finding in findings if finding.kind in kinds
     ]
-    blank = not ids and not result.text.strip()
-    if blank and len(result.text) < result.completion_tokens - 1:  # one may be the end
-        message = f"{result.completion_tokens} tokens are counted, and the text is {result.text!r}"
-        findings.append(("text", message))
-    left = next((token for token in engine.tokenizer.special_tokens if token in result.text), None)
-    if left is not None and not ids:
-        findings.append(("text", f"the text holds the special token {left!r}"))
-    return tuple(findings)
+    text, count = result.text, result.completion_tokens
+    if result.token_ids or result.reasoning is not None or result.tool_calls:
+        return wrong
+    if not text.strip() and len(text) < count - 1:  # one may be the end
+        wrong.append(("text", f"{count} tokens are counted, and the text is {text!r}"))
+    for token in engine.tokenizer.special_tokens:
+        if token in text:
+            wrong.append(("text", f"the text holds the special token {token!r}"))
+    return wrong
 
 
 def _read_as_written(answer: Answer, reference: Route) -> Answer:
     """A text may have been written in other tokens than it is read in. The answer ends before a
     place where the reference goes on with the same text.
     """
-    parting, tokenizer = answer.parting, reference.engine.tokenizer
-    if parting is None or parting.choice in answer.ends:
-        return answer
-    left, choice = (
-        tokenizer.decode(answer.token_ids[parting.place :]),
-        tokenizer.decode((parting.choice,)),
-    )
-    if not (left.startswith(choice) or choice.startswith(left)):
+    parting = answer.parting
+    if (
+        parting is None
+        or parting.choice in answer.ends
+        or not is_one_text(
+            answer.token_ids[parting.place :], parting.choice, reference.engine.tokenizer
+        )
+    ):
         return answer
     fields = {
         name: getattr(answer, name)[: parting.place]

@@ -24,9 +24,9 @@ from __future__ import annotations
 import dataclasses
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
-from pipegen.answer.answer_check import Answer, FindingKind, answer_of, check_answer
+from pipegen.answer.answer_check import WORDS, Answer, Finding, FindingKind, check_answer
 from pipegen.answer.barred import spellings
 from pipegen.ending.detokenize import spell
 from pipegen.ending.stop_scan import cut
@@ -36,10 +36,21 @@ from pipegen.records.engine_list import TOKEN_ENGINES
 from pipegen.records.options import GenerationOptions
 from pipegen.records.results import Finish, GenerationResult
 
-__all__ = ["SLACK", "FaultName", "disobedience", "kind_of", "room_in", "spelled_by_server"]
+__all__ = [
+    "SLACK",
+    "FaultName",
+    "disobedience",
+    "findings_in",
+    "ids_of",
+    "is_one_text",
+    "kind_of",
+    "room_in",
+]
 
 SLACK = 8
 """A server may end an answer for its length so many tokens before its context is full."""
+NAMES_ENDS = TOKEN_ENGINES | {"vllm_chat"}
+"""Engines whose ids hold the end token."""
 _GOOD = 3
 """So many answers at least show that what they have in common is no chance."""
 FaultName = Literal["template", "length", "text", "sampling"]
@@ -73,33 +84,69 @@ def disobedience(
 
     room: how many tokens there was room for behind the prompt; see `room_in`.
     """
-    texts = _texts(result, tokenizer, eos_token_ids)
-    images = bool(result.image_grid_thw or result.image_digests)
-    facts: dict[str, Any] = {
-        "token_count": result.completion_tokens or (0 if result.token_ids else None),
-        "ending_ids": _endings(result, tokenizer, eos_token_ids, here=texts.here),
-        "room": room,
-        # what is put between two calls of the engine was not sampled
-        "barred": () if result.forced else spellings(result.options.bad_words or (), tokenizer),
-        "prompt": None if images else result.prompt_token_ids or None,
-    }
-    stop = result.options.stop
-    if stop is not None and stop.stop and not texts.here:  # servers need not name the stop string
-        facts["stops"] = True
-    if not result.trimmed_by:
-        facts |= {"text": result.text, "spelled": _shown(result, texts.written), "exact": True}
-    else:  # its form was judged before it was trimmed, unless a stage had changed it
-        facts["text"] = None if "a stage" in result.trimmed_by else texts.written
-    answer, options = answer_of(result, **facts)
-    raw_answer = Answer(
-        text=result.raw_text, spelled=texts.raw, exact=texts.here, stops=answer.stops
-    )
-    findings = [*check_answer(answer, options), *check_answer(raw_answer, GenerationOptions())]
+    findings = findings_in(result, tokenizer, eos_token_ids, room)
     if not findings:
         return None
     return kind_of(findings[0].kind), "; ".join(
         dict.fromkeys(finding.words for finding in findings)
     )
+
+
+def findings_in(
+    result: GenerationResult, tokenizer: Tokenizer, eos_token_ids: Sequence[int], room: int | None
+) -> list[Finding]:
+    """All that in a served answer, or a recorded row, does not obey its request."""
+    texts, options = _texts(result, tokenizer, eos_token_ids), result.options
+    if result.clipped_from is not None:  # what was asked before the server lowered it
+        options = dataclasses.replace(options, max_new_tokens=result.clipped_from)
+    images, trimmed, stop = (
+        bool(result.image_grid_thw or result.image_digests),
+        result.trimmed_by,
+        options.stop,
+    )
+    # servers need not name the stop string
+    unnamed = not texts.here and stop is not None and bool(stop.stop)
+    answer = Answer(
+        # the form was judged before it was trimmed, unless a stage had changed it
+        text=result.text if not trimmed else None if "a stage" in trimmed else texts.written,
+        finish=WORDS[result.finish],
+        token_ids=result.token_ids or None,
+        token_count=result.completion_tokens or (0 if result.token_ids else None),
+        ending_ids=_endings(result, tokenizer, eos_token_ids, here=texts.here),
+        stops=unnamed or result.finish in (Finish.STOP_STRING, Finish.STOP_TOKEN),
+        spelled=None if trimmed else _shown(result, texts.written),
+        exact=not trimmed,
+        room=room,
+        prompt=None if images else result.prompt_token_ids or None,
+        prompt_ran=result.prompt_token_ids or None,
+        prompt_count=result.prompt_tokens or None,
+        choices=len(result.completions),
+        # what is put between two calls of the engine was not sampled
+        barred=() if result.forced else spellings(options.bad_words or (), tokenizer),
+        called=bool(result.tool_calls),
+    )
+    raw_answer = Answer(
+        text=result.raw_text, spelled=texts.raw, exact=texts.here, stops=answer.stops
+    )
+    return [*check_answer(answer, options), *check_answer(raw_answer, GenerationOptions())]
+
+
+def ids_of(
+    result: GenerationResult, tokenizer: Tokenizer, eos_token_ids: Sequence[int]
+) -> tuple[int, ...]:
+    """The ids of a result as a reference scores them: without ids, the reading of its text. An end
+    token is put behind an answer that ended by one which the engine does not name.
+    """
+    ids = result.token_ids or tuple(tokenizer.encode(result.raw_text))
+    named = result.token_ids and result.route in NAMES_ENDS
+    ended = result.finish is Finish.EOS and not (ids and ids[-1] in eos_token_ids)
+    return (*ids, *eos_token_ids[:1]) if ended and not named else ids
+
+
+def is_one_text(ids: Sequence[int], choice: int, tokenizer: Tokenizer) -> bool:
+    """Whether these ids are the text that goes on with that choice, in other tokens."""
+    left, word = tokenizer.decode(ids), tokenizer.decode((choice,))
+    return left.startswith(word) or word.startswith(left)
 
 
 def room_in(results: Iterable[GenerationResult]) -> Callable[[GenerationResult], int | None]:
@@ -109,30 +156,29 @@ def room_in(results: Iterable[GenerationResult]) -> Callable[[GenerationResult],
     was room for what other rows of the same route have; and if several rows are cut after the same
     number of tokens, whatever their prompts have, it is no room that ended them.
     """
-    longest: dict[str, int] = defaultdict(int)
-    cuts: dict[str, list[tuple[int, int]]] = defaultdict(list)
+    longest, cuts = defaultdict[str, int](int), defaultdict[str, list[GenerationResult]](list)
     for result in results:
-        prompt, completion = result.prompt_tokens, result.completion_tokens
-        longest[result.route] = max(longest[result.route], prompt + completion)
+        tokens = result.prompt_tokens + result.completion_tokens
+        longest[result.route] = max(longest[result.route], tokens)
         if result.clipped_from is not None and result.finish is Finish.LENGTH:
-            cuts[result.route].append((prompt, completion))
+            cuts[result.route].append(result)
 
     def room(result: GenerationResult) -> int | None:
-        most, prompts = (
-            result.options.max_new_tokens,
-            {prompt_length for prompt_length, _ in cuts[result.route]},
-        )
+        most, rows = result.options.max_new_tokens, cuts[result.route]
         if result.clipped_from is None or most is None or not result.prompt_tokens:
             return most
-        counts = [completion for _, completion in cuts[result.route]]
-        if len(counts) >= _GOOD and len({*counts}) == 1 and len(prompts) > 1:
+        prompts, counts = (
+            {row.prompt_tokens for row in rows},
+            {row.completion_tokens for row in rows},
+        )
+        if len(rows) >= _GOOD and len(counts) == 1 < len(prompts):
             return result.clipped_from
         return max(most, longest[result.route] - result.prompt_tokens - SLACK)
 
     return room
 
 
-def spelled_by_server(result: GenerationResult, text: str, tokenizer: Tokenizer) -> str | None:
+def _spelled_by_server(result: GenerationResult, text: str, tokenizer: Tokenizer) -> str | None:
     """What a server shows of a result's ids, beside the text that it gave; None where that is not
     known.
 
@@ -173,7 +219,7 @@ def _texts(result: GenerationResult, tokenizer: Tokenizer, ends: Sequence[int]) 
         # where the thought was asked for apart, the text is the answer alone
         apart = result.reasoning is not None
         return _Texts(raw, None if apart else _decoded(result, tokenizer, ends), here=True)
-    shown = spelled_by_server(result, result.raw_text, tokenizer)
+    shown = _spelled_by_server(result, result.raw_text, tokenizer)
     return _Texts(shown, _cut_here(result, tokenizer), here=False)
 
 

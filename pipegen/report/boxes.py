@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 from pipegen.records import strict_json
 
@@ -57,7 +57,7 @@ def boxes_in(text: str, size: tuple[int, int], scale: Scale = "auto") -> tuple[B
     return tuple(_box(label, corners, across, down) for label, corners in pairs)
 
 
-def _values(text: str) -> Iterator[Any]:
+def _values(text: str) -> Iterator[object]:
     """The JSON values of the text: the whole of it, or what stands between its first bracket and
     the last.
     """
@@ -70,7 +70,7 @@ def _values(text: str) -> Iterator[Any]:
         return
 
 
-def _boxes(value: Any, depth: int) -> Iterator[tuple[str, list[float]]]:
+def _boxes(value: object, depth: int) -> Iterator[tuple[str, list[float]]]:
     if isinstance(value, dict):
         corners = next((value[name] for name in _NAMES if isinstance(value.get(name), list)), None)
         if (

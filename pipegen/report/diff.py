@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from returns.result import Success
 
@@ -83,7 +83,7 @@ class Compared(NamedTuple):
     """The first difference; None where both agree."""
 
 
-def common_prefix(first: Sequence[Any], second: Sequence[Any]) -> int:
+def common_prefix(first: Sequence[object], second: Sequence[object]) -> int:
     """How many entries the two have in common, from the first on.
 
     >>> common_prefix("stop", "stick"), common_prefix([1], [1, 2])
@@ -134,7 +134,7 @@ def _texts(first: str, second: str) -> tuple[str, str] | None:
     return left, right
 
 
-def _values(first: Any, second: Any) -> tuple[str, str] | None:
+def _values(first: object, second: object) -> tuple[str, str] | None:
     return None if first == second else (repr(first)[:WIDTH], repr(second)[:WIDTH])
 
 

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
 
 from pipegen.backends.checkpoint.boundaries import Boundary
 from pipegen.media.png import png_of
@@ -38,7 +37,7 @@ _LONG = (100, 400, 1600)
 """Sentences of the long prompts: about ten tokens each."""
 
 
-def prompts() -> Iterator[dict[str, Any]]:
+def prompts() -> Iterator[dict[str, object]]:
     """Requests of text. Each has an id that says what it is.
 
     >>> len(list(prompts())), next(prompts())["id"]
@@ -74,7 +73,7 @@ _MOST = 16_384
 
 def beyond(
     lengths: Iterable[Boundary], count: Callable[[str], int], room: int | None
-) -> Iterator[dict[str, Any]]:
+) -> Iterator[dict[str, object]]:
     """A request a little longer than each of these lengths, in tokens by `count`; none for those
     that have no room, or take a reference too long.
 
@@ -93,7 +92,7 @@ def beyond(
         if size > _MOST or (room is not None and size > room):
             continue
         sentences = 1
-        while count(long_prompt("", sentences)["messages"][0]["content"]) < size:
+        while count(_long_text(sentences)) < size:
             sentences += max(1, sentences // 20)
         yield long_prompt(f"beyond {name}={tokens}", sentences)
 
@@ -118,15 +117,16 @@ def not_reached(lengths: Iterable[Boundary], longest: int, limit: int | None) ->
             )
 
 
-def long_prompt(name: str, sentences: int) -> dict[str, Any]:
+def long_prompt(name: str, sentences: int) -> dict[str, object]:
     """A request of about ten tokens for each of these sentences."""
+    return {"id": name, "messages": [{"role": "user", "content": _long_text(sentences)}]}
+
+
+def _long_text(sentences: int) -> str:
     text = " ".join(
         f"Item number {index} costs {index * 7 % 101} coins." for index in range(sentences)
     )
-    return {
-        "id": name,
-        "messages": [{"role": "user", "content": f"{text}\nWhat does item number 3 cost?"}],
-    }
+    return f"{text}\nWhat does item number 3 cost?"
 
 
 _LOOKS = (
@@ -137,7 +137,7 @@ _LOOKS = (
 )
 
 
-def with_images() -> Iterator[dict[str, Any]]:
+def with_images() -> Iterator[dict[str, object]]:
     """Requests with an image of several colours, each of another size.
 
     >>> [request["id"] for request in with_images()]
@@ -181,7 +181,7 @@ _TOOL = {
 }
 
 
-def with_tools() -> Iterator[dict[str, Any]]:
+def with_tools() -> Iterator[dict[str, object]]:
     """Requests with a tool.
 
     >>> [request["id"] for request in with_tools()]

@@ -5,6 +5,7 @@ and as several samples. Each has to go with the answer that came before.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -17,13 +18,13 @@ from pipegen.drivers.batch import run
 from pipegen.drivers.route import Route
 from pipegen.records import strict_json
 from pipegen.records.option_table import OPTIONS, names_in
-from pipegen.records.options import GenerationOptions, StopOptions
-from pipegen.records.requests import GenerationRequest, ImagePolicy
+from pipegen.records.options import GenerationOptions, StopOptions, merge
+from pipegen.records.requests import GenerationRequest
 from pipegen.records.results import GenerationResult
-from pipegen.report.asking import Asked, Failed, Routes, ask
+from pipegen.report.asking import Asked, Failed, Routes, Server, ask
 from pipegen.report.diff import common_prefix
 from pipegen.report.drawn import IMPOSSIBLE, SURE, Draw, deviations
-from pipegen.report.verdict import Answer, Fault
+from pipegen.report.verdict import Answer, Fault, Kind, faults_of, partings
 
 if TYPE_CHECKING:
     from pipegen.backends.servers.wire import WireRequest
@@ -46,30 +47,113 @@ class Base(NamedTuple):
     answer: Answer
 
 
-class FollowUps(NamedTuple):
-    """The server, and what it answered."""
+class Retest(NamedTuple):
+    """A way to ask for an answer once more, and what has to come then."""
 
-    routes: Routes
-    """By chat, as the answers were asked."""
-    whole: Routes
-    """By chat, with every option set."""
-    streams: Routes
-    """By chat, with nothing asked for that does not come in streams."""
+    kind: Kind
+    options: Callable[[Answer], GenerationOptions | None]
+    """What is asked beside; None where the answer is not one to ask about."""
+    wrong: Callable[[Answer, Answer, float], str]
+    """What is wrong with the second answer, by the first and the largest margin that arithmetic
+    explains; empty where nothing is.
+    """
+    evidence: str
+    streamed: bool = False
+
+
+def _half(answer: Answer) -> int:
+    return max(1, answer.count // 2)
+
+
+def _wrong_half(answer: Answer, half: Answer, margin: float) -> str:
+    """Half of an answer's tokens: so many have to come, and the finish has to say it."""
+    limit = _half(answer)
+    for kind, words in half.wrong:
+        if kind in ("length", "count", "finish"):
+            return words
+    goes_on = half.text and answer.text != half.text and answer.text.startswith(half.text)
+    if not goes_on or not half.count:
+        return ""
+    if half.count != limit:
+        return "" if answer.by_text else f"{limit} tokens were asked, and {half.count} came"
+    return (
+        ""
+        if half.finish == "length"
+        else f"the answer ended after the {limit} tokens that were asked, and its finish is"
+        f" {half.finish}"
+    )
+
+
+def _stop_of(answer: Answer) -> GenerationOptions | None:
+    stop = _stop_in(answer.text)
+    return GenerationOptions(stop=StopOptions(stop=(stop,))) if stop else None
+
+
+def _wrong_stop(answer: Answer, stopped: Answer, margin: float) -> str:
+    """The text has to end before the stop string, and the tokens there."""
+    stop = _stop_in(answer.text)
+    expected, text = answer.text[: answer.text.index(stop)], stopped.text
+    if text != expected:
+        return (
+            f"before the stop string {stop!r} the text is {expected!r:.60}, and {text!r:.60} came"
+            if expected.startswith(text) or text.startswith(expected)
+            else ""
+        )
+    all_came = not answer.by_text and stopped.count >= answer.count > 8
+    return (
+        f"with the stop string {stop!r} all {stopped.count} tokens of the answer came"
+        if all_came
+        else ""
+    )
+
+
+def _wrong_stream(answer: Answer, streamed: Answer, margin: float) -> str:
+    """The same text has to come in pieces, but for a near tie of the reference."""
+    if streamed.text == answer.text:
+        return ""
+    index = common_prefix(streamed.token_ids, answer.token_ids)
+    near = (
+        not streamed.wrong
+        and index < len(streamed.token_ids)
+        and streamed.likeliest[index][1] - streamed.logprobs[index] <= margin
+    )
+    return (
+        ""
+        if near
+        else f"the whole answer is {answer.text!r:.60}, and as a stream it is {streamed.text!r:.60}"
+    )
+
+
+_RETESTS = (
+    Retest(
+        "length",
+        lambda answer: GenerationOptions(max_new_tokens=_half(answer)),
+        _wrong_half,
+        "requests with an answer, asked again for half of its tokens",
+    ),
+    Retest(
+        "length",
+        _stop_of,
+        _wrong_stop,
+        "requests with an answer, asked again with a piece of it as the stop string",
+    ),
+    Retest(
+        "text",
+        lambda answer: GenerationOptions(max_new_tokens=answer.limit),
+        _wrong_stream,
+        "requests with an answer, asked again as streams",
+        streamed=True,
+    ),
+)
+
+
+class FollowUps(NamedTuple):
+    """A server, and requests that it answered right."""
+
+    server: Server
     bases: Sequence[Base]
     margin: float
     """The largest margin that arithmetic explains."""
-    seeded: bool
-    """Whether a seed has to make rows repeatable."""
-    filtered: bool
-    """Whether the server may filter what it draws by defaults of its own: not all of its options
-    can be set.
-    """
-    failed: list[Failed]
-    """What failed, but for answers that cannot be read, is put here."""
-    not_judged: list[str]
-    """What the server cannot be asked is put here."""
-    image_policy: ImagePolicy | None = None
-    tell: Callable[[str], object] = lambda text: None
 
     @property
     def longest(self) -> list[Base]:
@@ -90,275 +174,129 @@ class FollowUps(NamedTuple):
     def _sampled(self) -> list[Base]:
         return self.widest[:GREEDY]
 
-    @property
-    def asked(self) -> int:
-        """How many requests are asked."""
-        filtered = len(_FILTERS) * len(self._sampled)
-        drawn = 3 * len(self.widest) + (1 + SAMPLES) * len(self._sampled)
-        return 3 * len(self.longest) + drawn + filtered
-
     def faults(self) -> Iterator[Fault]:
         """What is wrong."""
-        tries = (
-            *(self._short, self._stops, self._streams, self._drawn, self._filtered),
-            self._samples,
-        )
-        yield from (fault for fault in (look() for look in tries) if fault is not None)
+        for retest in _RETESTS:
+            yield from self._asked_back(retest)
+        for look in (self._drawn, self._filtered, self._samples):
+            yield from look()
 
     def _ask(
         self,
         bases: Sequence[Base],
-        row_options: Sequence[GenerationOptions],
+        options: Sequence[GenerationOptions],
+        routes: Routes,
         *,
         streamed: bool = False,
-        whole: bool = False,
     ) -> list[Answer | Failed | None]:
         """The answers; an answer that cannot be read is `Failed`, and None stands for any other
         failure.
         """
-        batch = Asked(
-            [base.request for base in bases],
-            GenerationOptions(),
-            self.image_policy,
-            streamed,
-            row_options,
-        )
-        answers = ask(
-            self.whole if whole else self.streams if streamed else self.routes,
-            "chat",
-            batch,
-            self.tell,
-        )
-        other = [
-            answer
-            for answer in answers
-            if isinstance(answer, Failed) and not isinstance(answer.error, MalformedResponse)
+        requests = [
+            base.request.map(functools.partial(_with_options, more))
+            for base, more in zip(bases, options, strict=True)
         ]
-        self.failed.extend(
-            answer for answer in other if not isinstance(answer.error, UnsupportedOption)
-        )
-        return [None if any(answer is failed for failed in other) else answer for answer in answers]
+        self.server.asked_again += len(requests)
+        batch = Asked(requests, GenerationOptions(), self.server.image_policy, streamed)
+        out: list[Answer | Failed | None] = []
+        for answer in ask(routes, "chat", batch, self.server.report):
+            failed = isinstance(answer, Failed) and not isinstance(answer.error, MalformedResponse)
+            if isinstance(answer, Failed) and failed:
+                unasked = isinstance(answer.error, UnsupportedOption)
+                self.server.failed.extend([] if unasked else [answer])
+            out.append(None if failed else answer)
+        return out
 
-    def _short(self) -> Fault | None:
-        """Half of an answer's tokens: so many have to come, and the finish has to say it."""
-        bases = self.longest
-        limits = [max(1, base.answer.count // 2) for base in bases]
-        answers = self._ask(bases, [GenerationOptions(max_new_tokens=limit) for limit in limits])
-        wrong: list[tuple[Answer, str]] = []
-        for base, limit, answer in zip(bases, limits, answers, strict=True):
-            if answer is None:
-                continue
-            if isinstance(answer, Failed):
-                wrong.append((base.answer, answer.error.message))
-            elif any(kind in ("length", "finish") for kind, _ in answer.wrong):
-                wrong.append(
-                    (
-                        answer,
-                        next(
-                            message
-                            for kind, message in answer.wrong
-                            if kind in ("length", "finish")
-                        ),
-                    )
-                )
-            elif (
-                answer.count
-                and answer.count != limit
-                and not base.answer.by_text
-                and self._goes_on(base.answer, answer)
-            ):
-                wrong.append((answer, f"{limit} tokens were asked, and {answer.count} came"))
-            elif (
-                answer.count
-                and answer.count == limit
-                and answer.finish != "length"
-                and self._goes_on(base.answer, answer)
-            ):
-                wrong.append(
-                    (
-                        answer,
-                        (
-                            f"the answer ended after the {limit} tokens that were asked, and its"
-                            f" finish is {answer.finish}"
-                        ),
-                    )
-                )
-        evidence = "requests with an answer, asked again for half of its tokens"
-        return _fault("length", wrong, len(bases), evidence)
-
-    def _goes_on(self, base: Answer, answer: Answer) -> bool:
-        """Whether the shorter answer is how the longer one begins."""
-        return bool(answer.text) and base.text != answer.text and base.text.startswith(answer.text)
-
-    def _stops(self) -> Fault | None:
-        """A piece of an answer as the stop string: the text has to end before it, and the tokens
-        there.
-        """
-        pairs = [(base, stop) for base in self.longest if (stop := _stop_in(base.answer.text))]
+    def _asked_back(self, retest: Retest) -> list[Fault]:
+        if retest.streamed and "stream" not in self.server.routes.chat.engine.capabilities.honours:
+            return []
+        pairs = [
+            (base, options)
+            for base in self.longest
+            if (options := retest.options(base.answer)) is not None
+        ]
+        bases = [base for base, _ in pairs]
+        routes = self.server.streams if retest.streamed else self.server.routes
         answers = self._ask(
-            [base for base, _ in pairs],
-            [GenerationOptions(stop=StopOptions(stop=(stop,))) for _, stop in pairs],
+            bases, [options for _, options in pairs], routes, streamed=retest.streamed
         )
-        wrong: list[tuple[Answer, str]] = []
-        for (base, stop), answer in zip(pairs, answers, strict=True):
-            expected = base.answer.text[: base.answer.text.index(stop)]
-            if answer is None:
-                continue
-            if isinstance(answer, Failed):
-                wrong.append((base.answer, answer.error.message))
-            elif answer.text != expected and (
-                expected.startswith(answer.text) or answer.text.startswith(expected)
-            ):
-                wrong.append(
-                    (
-                        answer,
-                        (
-                            f"before the stop string {stop!r} the text is {expected!r:.60}, and"
-                            f" {answer.text!r:.60} came"
-                        ),
-                    )
-                )
-            elif (
-                answer.text == expected
-                and not base.answer.by_text
-                and answer.count >= base.answer.count > 8
-            ):
-                wrong.append(
-                    (
-                        answer,
-                        (
-                            f"with the stop string {stop!r} all {answer.count} tokens of the answer"
-                            " came"
-                        ),
-                    )
-                )
-        return _fault(
-            "length",
-            wrong,
-            len(pairs),
-            "requests with an answer, asked again with a piece of it as the stop string",
+        wrong = [
+            (base.answer, answer.error.message)
+            if isinstance(answer, Failed)
+            else (answer, retest.wrong(base.answer, answer, self.margin))
+            for base, answer in zip(bases, answers, strict=True)
+            if answer is not None
+        ]
+        return faults_of(
+            retest.kind, [pair for pair in wrong if pair[1]], len(bases), retest.evidence
         )
 
-    def _streams(self) -> Fault | None:
-        """The same text has to come in pieces."""
-        if "stream" not in self.routes.chat.engine.capabilities.honours:
-            return None
-        bases = self.longest
-        answers = self._ask(
-            bases,
-            [GenerationOptions(max_new_tokens=base.answer.limit) for base in bases],
-            streamed=True,
-        )
-        wrong: list[tuple[Answer, str]] = []
-        for base, answer in zip(bases, answers, strict=True):
-            if answer is None:
-                continue
-            if isinstance(answer, Failed):
-                wrong.append((base.answer, answer.error.message))
-            elif answer.text != base.answer.text and (
-                answer.wrong or self._is_far(answer, base.answer)
-            ):
-                wrong.append(
-                    (
-                        answer,
-                        (
-                            f"the whole answer is {base.answer.text!r:.60}, and as a stream it is"
-                            f" {answer.text!r:.60}"
-                        ),
-                    )
-                )
-        return _fault("text", wrong, len(bases), "requests with an answer, asked again as streams")
-
-    def _is_far(self, answer: Answer, base: Answer) -> bool:
-        """Whether the two part at a place that is no near tie of the reference."""
-        index = common_prefix(answer.token_ids, base.token_ids)
-        if index >= len(answer.token_ids):
-            return True
-        return answer.likeliest[index][1] - answer.logprobs[index] > self.margin
-
-    def _drawn(self) -> Fault | None:
+    def _drawn(self) -> list[Fault]:
         """Tokens drawn at temperature 1, twice with one seed and once with another."""
-        bases = self.widest
-        rows = [self._ask(bases, [_drawing(seed)] * len(bases), whole=True) for seed in (1, 1, 2)]
-        answers = [
-            [answer if isinstance(answer, Answer) else None for answer in row] for row in rows
-        ]
-        drawn = [answer for row in answers for answer in row if answer is not None]
+        first, second, third = (self._answers(self.widest, _drawing(seed)) for seed in (1, 1, 2))
+        drawn = [answer for answers in (first, second, third) for answer in answers.values()]
         if not drawn:
-            return None
-        reason = _drawn_otherwise(drawn, filtered=self.filtered)
+            return []
+        reason = _drawn_otherwise(drawn, filtered=self.server.dialect == "plain")
         if reason is not None:
-            return _fault(
+            return faults_of(
                 "sampling",
                 [(drawn[0], reason)],
                 len(drawn),
                 "tokens drawn at temperature 1, beside how likely they are to the reference",
             )
-        pairs = [
-            (first, second)
-            for first, second in zip(answers[0], answers[1], strict=True)
-            if first is not None and second is not None
-        ]
-        apart = [first for first, second in pairs if self._far_apart(first, second)]
-        chance = math.fsum(1 - math.exp(_likeliest_all(first)) for first, _ in pairs)
-        if self.seeded and len(apart) >= 3 and 2 * len(apart) >= chance:
+        again = [name for name in first if name in second]
+        apart = [first[name] for name in again if first[name].text != second[name].text]
+        chance = math.fsum(1 - math.exp(_likeliest_all(first[name])) for name in again)
+        if self.server.dialect == "vllm" and len(apart) >= 3 and 2 * len(apart) >= chance:
             example = "the same request with the same seed has two answers"
-            return _fault(
+            return faults_of(
                 "sampling",
-                [(first, example) for first in apart],
-                len(pairs),
+                [(answer, example) for answer in apart],
+                len(again),
                 "requests drawn twice with one seed",
             )
-        others = [
-            (first, second)
-            for first, second in zip(answers[0], answers[2], strict=True)
-            if first is not None and second is not None
-        ]
+        others = [name for name in first if name in third]
         if (
-            all(first.text == second.text for first, second in others)
-            and math.fsum(_likeliest_all(first) for first, _ in others) < IMPOSSIBLE
+            all(first[name].text == third[name].text for name in others)
+            and math.fsum(_likeliest_all(first[name]) for name in others) < IMPOSSIBLE
         ):
-            return _fault(
+            return faults_of(
                 "sampling",
                 [(drawn[0], "another seed gives the same answers")],
                 len(others),
                 "requests drawn with two seeds",
             )
-        return None
+        return []
 
-    def _filtered(self) -> Fault | None:
+    def _answers(self, bases: Sequence[Base], options: GenerationOptions) -> dict[str, Answer]:
+        """The answers that came, by the ids of their requests."""
+        answers = self._ask(bases, [options] * len(bases), self.server.whole)
+        return {answer.id: answer for answer in answers if isinstance(answer, Answer)}
+
+    def _filtered(self) -> list[Fault]:
         """Tokens drawn with filters that leave the likeliest one alone."""
-        bases = self._sampled
         for name, value in _FILTERS.items():
             options = dataclasses.replace(_drawing(3), **{name: value})
-            answers = [
-                answer
-                for answer in self._ask(bases, [options] * len(bases), whole=True)
-                if isinstance(answer, Answer)
-            ]
-            partings = [
-                (answer, parting)
-                for answer in answers
-                if (parting := answer.parting) is not None and parting.margin > self.margin
-            ]
-            if len(partings) >= 2:
-                return _fault(
+            answers = self._answers(self._sampled, options).values()
+            other = [answer for answer, _ in partings(answers, self.margin)]
+            if len(other) >= 2:
+                example = f"another token than the likeliest one came with {name}={value}"
+                return faults_of(
                     "sampling",
-                    [
-                        (answer, f"another token than the likeliest one came with {name}={value}")
-                        for answer, _ in partings
-                    ],
+                    [(answer, example) for answer in other],
                     len(answers),
                     f"requests drawn with {name}={value}, which leaves the likeliest token alone",
                 )
-        return None
+        return []
 
-    def _samples(self) -> Fault | None:
+    def _samples(self) -> list[Fault]:
         """Several samples of a request, drawn without a seed: as the choices of one answer, and
         asked for one by one. All have to come, and not those of each request may be alike.
         """
-        bases, route = self._sampled, self.whole.chat
+        bases, route = self._sampled, self.server.whole.chat
         requests = [base.request for base in bases]
+        self.server.asked_again += (1 + SAMPLES) * len(requests)
         options = GenerationOptions(temperature=1.0, max_new_tokens=DRAWN_TOKENS)
         several = dataclasses.replace(options, samples=SAMPLES)
         at_once = _choices(route, requests, options)
@@ -370,27 +308,26 @@ class FollowUps(NamedTuple):
             (f"requests for {SAMPLES} choices at once", at_once),
             (f"requests for {SAMPLES} samples, without a seed", one_by_one),
         ):
-            sampled = [
-                (base.answer, texts)
+            pairs = [
+                (base.answer, self._texts(base, slot))
                 for base, slot in zip(bases, slots, strict=True)
-                if (texts := self._texts(base, slot)) is not None
             ]
+            sampled = [(answer, texts) for answer, texts in pairs if texts is not None]
             few = [
                 (answer, f"{len(texts)} of {SAMPLES} choices came")
                 for answer, texts in sampled
                 if len(texts) != SAMPLES
             ]
+            alike = [
+                (answer, f"all are {texts[0]:.60}")
+                for answer, texts in sampled
+                if len({*texts}) == 1
+            ]
             if few:
-                return _fault("length", few, len(sampled), evidence)
-            if len(sampled) == len(bases) and chance < IMPOSSIBLE:
-                alike = [
-                    (answer, f"all are {texts[0]:.60}")
-                    for answer, texts in sampled
-                    if len({*texts}) == 1
-                ]
-                if len(alike) == len(sampled):
-                    return _fault("sampling", alike, len(sampled), evidence)
-        return None
+                return faults_of("length", few, len(sampled), evidence)
+            if len(alike) == len(bases) and chance < IMPOSSIBLE:
+                return faults_of("sampling", alike, len(sampled), evidence)
+        return []
 
     def _texts(self, base: Base, slot: Slot[list[str]]) -> list[str] | None:
         """The samples; None where they failed, or the server does not take such a request."""
@@ -399,13 +336,14 @@ class FollowUps(NamedTuple):
         error = slot.failure()
         if isinstance(error, UnsupportedOption):
             reason = f"several samples: {error.message}"
-            self.not_judged.extend([reason] if reason not in self.not_judged else [])
+            self.server.not_judged += [reason] if reason not in self.server.not_judged else []
         else:
-            self.failed.append(Failed(base.answer.id, "chat", error))
+            self.server.failed.append(Failed(base.answer.id, "chat", error))
         return None
 
-    def _far_apart(self, first: Answer, second: Answer) -> bool:
-        return first.text != second.text
+
+def _with_options(options: GenerationOptions, request: GenerationRequest) -> GenerationRequest:
+    return dataclasses.replace(request, options=merge(request.options, options))
 
 
 def _drawing(seed: int) -> GenerationOptions:
@@ -457,7 +395,7 @@ def _drawn_texts(result: GenerationResult) -> Slot[list[str]]:
     return Success([str((sample.text, sample.reasoning)) for sample in result.samples])
 
 
-def _messages(answer: Any) -> list[str]:
+def _messages(answer: object) -> list[str]:
     """The message of each choice: text, reasoning and calls."""
     choices = answer.get("choices") if isinstance(answer, Mapping) else None
     return [
@@ -504,17 +442,3 @@ def _stop_in(text: str) -> str:
         ):
             return piece
     return ""
-
-
-def _fault(kind: str, wrong: Sequence[tuple[Answer, str]], of: int, evidence: str) -> Fault | None:
-    if not wrong:
-        return None
-    first, example = wrong[0]
-    return Fault(
-        kind=kind,  # type: ignore[arg-type]  # a Kind
-        answers=len(wrong),
-        of=of,
-        first=first,
-        example=example,
-        evidence=evidence,
-    )

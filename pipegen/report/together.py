@@ -19,10 +19,9 @@ from pipegen.records.option_table import names_in
 from pipegen.records.options import GenerationOptions, in_effect
 from pipegen.records.requests import GenerationRequest
 from pipegen.records.results import GenerationResult
-from pipegen.records.scores import Scored
-from pipegen.report.diagnose import Limits
 from pipegen.report.diff import common_prefix
 from pipegen.report.drawn import Draw, deviations, draw_of, unknown_options
+from pipegen.report.verdict import Limits
 
 __all__ = ["ScoredRow", "likeliest_at", "wrong_together"]
 
@@ -51,19 +50,27 @@ class ScoredRow(NamedTuple):
     """A recorded row with what the reference makes of it."""
 
     id: str
+    request: str
+    """The id of its request."""
     result: GenerationResult
+    prompt: tuple[int, ...]
     ids: tuple[int, ...]
-    scored: Scored
+    logprobs: tuple[float, ...]
+    """Those of the ids, by the reference."""
+    likeliest: tuple[tuple[int, float], ...]
+    """The reference's likeliest token in each place, with its log probability."""
     expected: tuple[int, ...] | None
     """The prompt as the reference renders it, where the request is at hand."""
     far: tuple[float, ...]
     """How far recorded log probabilities are away."""
-    request: str
-    """The id of its request."""
 
     @property
-    def prompt(self) -> tuple[int, ...]:
-        return self.scored.prompt_token_ids
+    def options(self) -> GenerationOptions:
+        return self.result.options
+
+    @property
+    def images(self) -> bool:
+        return bool(self.result.image_grid_thw or self.result.image_digests)
 
 
 def wrong_together(
@@ -75,14 +82,14 @@ def wrong_together(
             f"unknown: log probabilities are {far:.2g} away, and {limits.spread:.2g} is explained"
         )
     seeded = {  # equal ones are equal, by chance too
-        (row.prompt, row.result.options.seed): row for row in rows if _is_repeatable(row, reference)
+        (row.prompt, row.options.seed): row for row in rows if _is_repeatable(row, reference)
     }
     evidence, other = _made_again([*seeded.values()], reference, limits)
     groups = defaultdict[str, list[ScoredRow]](list)
     for row in rows:
         # what its seed gives was drawn as it should be
         if _is_drawn(row) and not (evidence < -_EVIDENCE / 2 and _is_repeatable(row, reference)):
-            groups[_drawn_with(row.result.options)].append(row)
+            groups[_drawn_with(row.options)].append(row)
     for words, drawn in groups.items():
         reason = _drawn_otherwise(words, drawn, reference, limits)
         if reason:
@@ -92,7 +99,7 @@ def wrong_together(
 
 def _is_drawn(row: ScoredRow) -> bool:
     """Whether the options say all of how the row's tokens were drawn."""
-    options, route = row.result.options, row.result.route
+    options, route = row.options, row.result.route
     # other servers take filters in another order, and have defaults of their own
     known = route != "openai_chat" and not (
         route.startswith("sglang") and len(in_effect(options, "filter")) > 1
@@ -120,20 +127,20 @@ def _drawn_otherwise(
     places = [
         (row, index)
         for row in rows
-        for index, (_, highest) in enumerate(row.scored.likeliest)
+        for index, (_, highest) in enumerate(row.likeliest)
         if highest < _CERTAIN
-        and index >= (row.result.options.min_new_tokens or 0)
+        and index >= (row.options.min_new_tokens or 0)
         and index not in row.result.forced
     ]
     # the least certain ones tell most
-    places = sorted(places, key=lambda place: place[0].scored.likeliest[place[1]][1])[:_PLACES]
+    places = sorted(places, key=lambda place: place[0].likeliest[place[1]][1])[:_PLACES]
     draws: list[Draw] = []
     for (row, index), top in likeliest_at(places, reference):
-        seed = row.result.options.seed
+        seed = row.options.seed
         draw = draw_of(
-            row.scored.token_logprobs[index],
+            row.logprobs[index],
             [logprob for _, logprob in top],
-            row.result.options,
+            row.options,
             reference.engine.tokenizer.vocab_size,
             slack=limits.spread,
             stream=None if seed is None else (seed, index),
@@ -152,7 +159,7 @@ def _drawn_otherwise(
 
 def _is_repeatable(row: ScoredRow, reference: Route) -> bool:
     """Whether the reference makes the row again, token by token, by its seed."""
-    result, options = row.result, row.result.options
+    result, options = row.result, row.options
     return bool(
         result.route == reference.engine.name == "hf"
         and options.temperature
@@ -160,7 +167,7 @@ def _is_repeatable(row: ScoredRow, reference: Route) -> bool:
         and result.token_ids
         and options.structured is None
         and options.max_thinking_tokens is None
-        and not (result.forced or result.image_grid_thw or result.image_digests)
+        and not (result.forced or row.images)
     )
 
 
@@ -178,10 +185,10 @@ def _made_again(rows: Sequence[ScoredRow], reference: Route, limits: Limits) -> 
             GenerationRequest(
                 prompt_token_ids=row.prompt,
                 options=dataclasses.replace(
-                    row.result.options,
+                    row.options,
                     **_NOT_OF_DRAWING,
                     max_new_tokens=count,
-                    min_new_tokens=min(count, row.result.options.min_new_tokens or 0),
+                    min_new_tokens=min(count, row.options.min_new_tokens or 0),
                 ),
             )
         )
@@ -197,8 +204,8 @@ def _made_again(rows: Sequence[ScoredRow], reference: Route, limits: Limits) -> 
         same = common_prefix(again, row.ids[:count])
         parts = same < min(len(again), count)
         judged, parted = judged + 1, parted + parts
-        temperature = row.result.options.temperature or 1.0
-        for index, (_, highest) in enumerate(row.scored.likeliest[: same + parts]):
+        temperature = row.options.temperature or 1.0
+        for index, (_, highest) in enumerate(row.likeliest[: same + parts]):
             chance = _other_chance(highest, temperature)
             seldom = max(_SELDOM, 2 * limits.spread) * chance + _BY_ACCIDENT
             evidence += (
@@ -223,11 +230,7 @@ def likeliest_at(
     places: Sequence[tuple[ScoredRow, int]], reference: Route
 ) -> Iterator[tuple[tuple[ScoredRow, int], tuple[tuple[int, float], ...]]]:
     """The likeliest tokens that the reference has in these places, where that is known."""
-    places = [
-        (row, index)
-        for row, index in places
-        if not row.result.image_grid_thw and not row.result.image_digests
-    ]
+    places = [(row, index) for row, index in places if not row.images]
     requests = [{"prompt_token_ids": [*row.prompt, *row.ids[:index]]} for row, index in places]
     greedy = {
         "temperature": 0.0,

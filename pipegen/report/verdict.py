@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
+from pipegen.answer.answer_check import FindingKind
 from pipegen.core.errors import GenerationError
-from pipegen.records.codec import error_to_plain
-from pipegen.records.fields import record
+from pipegen.records.codec import encode, error_to_plain
+from pipegen.records.fields import UNWRITTEN, record
 from pipegen.report.diff import common_prefix
 
 __all__ = [
@@ -25,11 +26,17 @@ __all__ = [
     "Decode",
     "Fault",
     "Kind",
+    "Limits",
     "Parting",
     "Precision",
     "Verdict",
     "Way",
+    "WrongKind",
     "distances",
+    "faults_of",
+    "limits_of",
+    "other_prompt_in_words",
+    "partings",
     "rms",
     "spread",
 ]
@@ -51,6 +58,8 @@ Kind = Literal[
     "weights",
     "unknown",
 ]
+WrongKind = FindingKind | Literal["logprobs"]
+"""What in an answer may not obey its request."""
 Way = Literal["chat", "ids"]
 """How a server is asked: by messages, or by the ids of the prompt."""
 KINDS: Mapping[Kind, str] = {
@@ -98,6 +107,41 @@ MARGIN: Mapping[Precision, float] = {"float32": 0.01, "float16": 0.1, "bfloat16"
 Decode = Callable[[Sequence[int]], str]
 _FARTHEST = 20.0
 """What a log probability can be away at most, where one of the two may be minus infinity."""
+
+
+_TIMES = 2.0
+"""A right server is at most so many times as far from the reference as the reference in the
+server's precision is.
+"""
+_BROAD = 30.0
+"""The margin of a right server is at most so many times that spread."""
+_SHOWN = 5
+"""Tokens about a place that are shown."""
+
+
+class Limits(NamedTuple):
+    """What arithmetic explains."""
+
+    spread: float
+    margin: float
+
+
+def limits_of(precision: Precision, noise: float | None = None) -> Limits:
+    """What the precision explains; less where it was measured on this model.
+
+    >>> limits_of("bfloat16"), limits_of("bfloat16", 0.01)
+    (Limits(spread=0.15, margin=0.7), Limits(spread=0.02, margin=0.3))
+    """
+    most, least = (
+        Limits(SPREAD[precision], MARGIN[precision]),
+        (SPREAD["float32"], MARGIN["float32"]),
+    )
+    if noise is None:
+        return most
+    return Limits(
+        max(least[0], min(most.spread, _TIMES * noise)),
+        max(least[1], min(most.margin, _BROAD * noise)),
+    )
 
 
 class Parting(NamedTuple):
@@ -157,7 +201,7 @@ class Answer:
     """How many tokens the server counts in the answer."""
     limit: int = 0
     """How many tokens were asked for at most."""
-    wrong: tuple[tuple[Literal["length", "text", "finish", "logprobs"], str], ...] = ()
+    wrong: tuple[tuple[WrongKind, str], ...] = ()
     """What in the answer does not obey the request: the kind, and what is seen."""
 
     @property
@@ -240,6 +284,24 @@ class Answer:
         return moves
 
 
+def other_prompt_in_words(
+    expected: Sequence[int], ran: Sequence[int], counted: int, decode: Decode
+) -> str:
+    """Where a prompt is not the expected one, for a reader; by the count alone where no ids came.
+
+    >>> other_prompt_in_words((1, 2), (1, 3), 2, str)
+    "2 tokens of the prompt are expected, and 2 came; about token 1 '(1, 2)' is expected, and '(1, 3)' came"
+    >>> other_prompt_in_words((1, 2), (), 3, str)
+    '2 tokens of the prompt are expected, and 3 came'
+    """
+    counts = f"{len(expected)} tokens of the prompt are expected, and {counted} came"
+    index = common_prefix(expected, ran)
+    about = slice(max(0, index - _SHOWN), index + _SHOWN)
+    wanted, came = decode(expected[about]), decode(ran[about])
+    there = f"; about token {index} {wanted!r} is expected, and {came!r} came"
+    return counts + (there if ran else "")
+
+
 def distances(some: Sequence[float], others: Sequence[float]) -> list[float]:
     """How far numbers are apart, pair by pair."""
     return [
@@ -258,7 +320,7 @@ class Fault:
     """How many answers show it."""
     of: int
     """Of how many it was looked for in."""
-    first: Answer
+    first: Annotated[Answer, UNWRITTEN]
     """The first answer that shows it."""
     example: str
     """What is seen there."""
@@ -269,6 +331,16 @@ class Fault:
     def words(self) -> str:
         """What the kind of fault means, in words."""
         return KINDS[self.kind]
+
+
+def faults_of(
+    kind: Kind, wrong: Sequence[tuple[Answer, str]], of: int, evidence: str
+) -> list[Fault]:
+    """The fault of the answers that show it, each with what is seen there; none where none does."""
+    return [
+        Fault(kind=kind, answers=len(wrong), of=of, first=first, example=example, evidence=evidence)
+        for first, example in wrong[:1]
+    ]
 
 
 @record
@@ -289,8 +361,6 @@ class Verdict:
     """How many answers were judged, by chat and by ids."""
     agreeing: int
     """How many of these the reference would have written too."""
-    ways: tuple[str, ...]
-    """How the server was asked."""
     spread: float | None
     """How far its log probabilities are from the reference's (root of the mean square); None where
     it tells none.
@@ -299,9 +369,9 @@ class Verdict:
     """The largest margin at a first parting of the answers with the prompt that was expected; 0
     where there is none.
     """
-    faults: tuple[Fault, ...]
+    faults: Annotated[tuple[Fault, ...], UNWRITTEN]
     """What is wrong, with its evidence."""
-    failed: tuple[tuple[str, str, GenerationError], ...] = ()
+    failed: Annotated[tuple[tuple[str, str, GenerationError], ...], UNWRITTEN] = ()
     """Requests that were not answered or not scored: their id, the way, the error."""
     too_long: int = 0
     """Requests that the model, or the server, has no room for; they are not judged."""
@@ -309,9 +379,11 @@ class Verdict:
     """How many requests were asked again: cut short, with stop strings, as streams, with seeds, for
     several samples.
     """
-    most_spread: float = 0.0
+    ways: tuple[str, ...]
+    """How the server was asked."""
+    most_spread: Annotated[float, UNWRITTEN] = 0.0
     """The spread that the precision explains."""
-    most_margin: float = 0.0
+    most_margin: Annotated[float, UNWRITTEN] = 0.0
     """The margin that the precision explains."""
     not_judged: tuple[str, ...] = ()
     """What was not looked at, and why."""
@@ -323,26 +395,10 @@ class Verdict:
 
     def plain(self) -> dict[str, Any]:
         """The verdict as plain data."""
-        names = (
-            "right",
-            "url",
-            "model",
-            "dialect",
-            "precision",
-            "prompts",
-            "answers",
-            "agreeing",
-            "spread",
-            "margin",
-            "too_long",
-            "asked_again",
-        )
         faults = [
             {
-                **{
-                    name: getattr(fault, name)
-                    for name in ("kind", "words", "evidence", "answers", "of", "example")
-                },
+                **encode(fault),
+                "words": fault.words,
                 "way": fault.first.way,
                 "first": fault.first.id,
             }
@@ -352,13 +408,17 @@ class Verdict:
             {"id": name, "way": way, "error": error_to_plain(error)}
             for name, way, error in self.failed
         ]
-        lists = {"ways": list(self.ways), "not_judged": list(self.not_judged)}
-        return {
-            **{name: getattr(self, name) for name in names},
-            **lists,
-            "faults": faults,
-            "failed": failed,
-        }
+        return {"right": self.right, **encode(self), "faults": faults, "failed": failed}
+
+
+def partings(answers: Iterable[Answer], margin: float) -> list[tuple[Answer, Parting]]:
+    """The partings that arithmetic does not explain."""
+    pairs = [(answer, answer.parting) for answer in answers]
+    return [
+        (answer, parting)
+        for answer, parting in pairs
+        if parting is not None and parting.margin > margin
+    ]
 
 
 def spread(answers: Iterable[Answer]) -> float | None:

@@ -5,6 +5,7 @@ answers are judged (`diagnose`).
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -27,13 +28,15 @@ from pipegen.report.asking import (
     Asked,
     Failed,
     Routes,
+    Server,
     answers_of,
     ask,
     plain_requests,
     rendered_by,
 )
 from pipegen.report.audit_row import kind_of
-from pipegen.report.diagnose import Rescored, Trials, judge, limits_of, one_each, partings
+from pipegen.report.causes import IdsAfter, Rescored, Trials
+from pipegen.report.diagnose import judge, one_each
 from pipegen.report.questions import beyond, not_reached, prompts, with_images, with_tools
 from pipegen.report.retests import Base, FollowUps
 from pipegen.report.verdict import (
@@ -46,6 +49,9 @@ from pipegen.report.verdict import (
     Verdict,
     Way,
     distances,
+    faults_of,
+    limits_of,
+    partings,
     rms,
     spread,
 )
@@ -126,24 +132,22 @@ def verify(
             if chat_only or spoken == "plain"
             else stack.enter_context(serve(model, base_url=url, **settings, **checkpoint))
         )
-        routes = Routes(
-            chat, by_ids, reference, names_ends=spoken == "vllm", switched=spoken != "plain"
-        )
+        routes = Routes(chat, by_ids, reference, switched=spoken != "plain")
         facts = Checkpoint(ModelLoadConfig(model=model, **checkpoint))
         computes_in: Any = precision or facts.dtype
         server = _Server(
-            routes,
-            routes._replace(chat=whole, by_ids=None),
-            spoken,
-            model,
-            computes_in,
-            image_policy,
-            max_new_tokens,
-            tell,
+            routes=routes,
+            whole=routes._replace(chat=whole, by_ids=None),
+            streams=routes._replace(chat=streams, by_ids=None),
+            dialect=spoken,
+            image_policy=image_policy,
+            model=model,
+            precision=computes_in,
+            most=max_new_tokens,
+            tell=tell,
+            lengths=boundaries(facts.config),
+            settings={"device": device, **checkpoint} if dtype == "float32" else None,
         )
-        server.streams = routes._replace(chat=streams, by_ids=None)
-        server.noisy = dict(dtype=dtype, device=device, **checkpoint)
-        server.lengths = boundaries(facts.config)
         for window in partition_all(
             WINDOW,
             _questions(reference, server.lengths, max_new_tokens) if requests is None else requests,
@@ -158,11 +162,11 @@ def verify(
         return server.verdict(url)
 
 
-LEFT: dict[str, Any] = dict.fromkeys(LEFT_TO_SERVER)
+LEFT: dict[str, object] = dict.fromkeys(LEFT_TO_SERVER)
 
 
 def _chat(
-    url: str, model: str, dialect: str, settings: Mapping[str, Any], fields: Mapping[str, Any]
+    url: str, model: str, dialect: str, settings: Mapping[str, Any], fields: Mapping[str, object]
 ) -> Route:
     """A route by chat. With `LEFT` it leaves to the server whatever it has a default for."""
     make: Any = backends.openai_server
@@ -184,46 +188,35 @@ def _questions(
         yield from with_images()
 
 
-class _Server:
+@dataclasses.dataclass(kw_only=True)
+class _Server(Server, Trials):
     """What is asked of one server, and what it answered so far."""
 
-    def __init__(
-        self,
-        routes: Routes,
-        whole: Routes,
-        dialect: str,
-        model: str,
-        precision: Precision,
-        image_policy: ImagePolicy | None,
-        most: int,
-        tell: Tell,
-    ) -> None:
-        self.routes, self.whole, self.dialect, self.model = routes, whole, dialect, model
-        self.precision: Precision = precision
-        self.image_policy, self.most, self._tell = image_policy, most, tell
-        self.streams = routes
-        self.noisy: dict[str, Any] = {}
-        self.lengths: Sequence[Boundary] = ()
-        self.answers: list[Answer] = []
-        self.failed: list[Failed] = []
-        self.requests: dict[str, Slot[GenerationRequest]] = {}
-        self.count = 0
-        self._noise: dict[Precision, float | None] = {}
+    model: str
+    precision: Precision
+    most: int
+    """The tokens that are asked for."""
+    tell: Tell
+    lengths: Sequence[Boundary]
+    settings: Mapping[str, Any] | None
+    """Those that load the reference; None where it does not compute in float32."""
+    answers: list[Answer] = dataclasses.field(default_factory=list)
+    requests: dict[str, Slot[GenerationRequest]] = dataclasses.field(default_factory=dict)
+    count: int = 0
+    measured: dict[Precision, float | None] = dataclasses.field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.report = lambda text: self.tell(self.count, text)
 
     def ask(self, requests: Sequence[Request], routes: Routes | None = None) -> None:
         """Ask these requests, each way."""
         named = plain_requests(requests, self.image_policy)
         self.requests.update({slot.unwrap().id or "": slot for slot in named if is_ok(slot)})
-        for row in answers_of(
-            routes or self.routes, named, self.most, self.image_policy, self.tell
-        ):
-            # mypy joins the two lists
-            (self.answers if isinstance(row, Answer) else self.failed).append(row)  # type: ignore[arg-type]
+        rows = answers_of(routes or self.routes, named, self.most, self.image_policy, self.report)
+        self.answers += [row for row in rows if isinstance(row, Answer)]
+        self.failed += [row for row in rows if isinstance(row, Failed)]
         self.count += len(requests)
-        self.tell("")
-
-    def tell(self, text: str) -> None:
-        self._tell(self.count, text)
+        self.report("")
 
     def verdict(self, url: str) -> Verdict:
         expected = [answer for answer in self.answers if not answer.other_prompt]
@@ -236,25 +229,23 @@ class _Server:
             self.precision,
             None if near or self.precision == "float32" else self.noise(self.precision),
         )
-        trials = Trials(self.rescore, self.again, self.written, self.noise)
         decode = self.routes.reference.engine.tokenizer.decode
         faults = one_each(
             [
-                *judge(self.answers, self.precision, decode, limits=limits, trials=trials),
+                *judge(self.answers, self.precision, decode, limits=limits, trials=self),
                 *self._disobeyed(),
             ]
         )
         # what ends elsewhere has another length, finish and text too
         if any(fault.kind == "end tokens" for fault in faults):
             faults = [fault for fault in faults if fault.kind not in ("length", "text")]
-        asked_again, not_judged = 0, [*self._not_reached(expected)]
+        self.not_judged += self._not_reached(expected)
         if {fault.kind for fault in faults} <= _FOLLOWED:
-            follow = self._follow_ups(expected, limits.margin, not_judged)
+            follow = FollowUps(self, self._bases(expected, limits.margin), limits.margin)
             faults = one_each([*faults, *follow.faults()])
-            asked_again = follow.asked
         apart = sum(not answer.token_ids and answer.by_text for answer in expected)
         if apart:
-            not_judged.append(
+            self.not_judged.append(
                 f"{apart:,} answers, whose text the server took apart: only their prompts and"
                 " lengths are judged"
             )
@@ -268,19 +259,17 @@ class _Server:
             prompts=self.count,
             answers=len(self.answers) - apart,
             agreeing=len(expected) - len(margins) - apart,
-            ways=tuple(
-                way for way in ("chat", "ids") if any(answer.way == way for answer in self.answers)
-            ),
+            ways=tuple(sorted({answer.way for answer in self.answers})),
             spread=far,
             margin=max(margins, default=0.0),
             faults=tuple(faults),
             failed=tuple(wrong),
             too_long=len({failure.id for failure in self.failed})
             - len({failure.id for failure in wrong}),
-            asked_again=asked_again,
+            asked_again=self.asked_again,
             most_spread=limits.spread,
             most_margin=limits.margin,
-            not_judged=tuple(not_judged),
+            not_judged=tuple(self.not_judged),
         )
 
     def _not_reached(self, expected: Sequence[Answer]) -> Iterator[str]:
@@ -291,72 +280,38 @@ class _Server:
         known_limits = [limit for limit in limits if limit is not None]
         return not_reached(self.lengths, max(longest, default=0), min(known_limits, default=None))
 
-    def _follow_ups(
-        self, expected: Sequence[Answer], margin: float, not_judged: list[str]
-    ) -> FollowUps:
+    def _bases(self, expected: Sequence[Answer], margin: float) -> list[Base]:
         """The requests by chat that were answered right, to be asked back."""
-        odd = {id(answer) for answer, _ in partings(expected, margin)}
-        bases = [
+        return [
             Base(self.requests[answer.id], answer)
             for answer in expected
             if answer.way == "chat"
-            and id(answer) not in odd
+            and not partings([answer], margin)
             and not answer.images
             and not answer.wrong
             and answer.token_ids
             and answer.id in self.requests
             and not answer.id.startswith("tools-")
         ]
-        return FollowUps(
-            routes=self.routes,
-            whole=self.whole,
-            streams=self.streams,
-            bases=bases,
-            margin=margin,
-            seeded=self.dialect == "vllm",
-            filtered=self.dialect == "plain",
-            failed=self.failed,
-            not_judged=not_judged,
-            image_policy=self.image_policy,
-            tell=self.tell,
-        )
 
     def _disobeyed(self) -> Iterator[Fault]:
         """Answers that were refused as they came, since they do not obey their requests."""
         by_hint: dict[str, Kind] = {hint: kind_of(kind) for kind, hint in HINTS.items()}
         by_hint[CUT_PROMPT] = "context"
-        refused = [
-            failure
-            for failure in self.failed
-            if isinstance(failure.error, MalformedResponse) and failure.error.hint in by_hint
-        ]
-        for failure in refused:
-            kind = by_hint[failure.error.hint]
-            first = Answer(
-                id=failure.id, way=failure.way, expected=(), token_ids=(), logprobs=(), likeliest=()
-            )
-            count = sum(by_hint[other.error.hint] == kind for other in refused)
-            evidence = "the answer does not obey its request"
-            yield Fault(
-                kind=kind,
-                answers=count,
-                of=self.count,
-                first=first,
-                example=failure.error.message,
-                evidence=evidence,
-            )
+        refused: dict[Kind, list[tuple[Answer, str]]] = {}
+        for failure in self.failed:
+            kind = by_hint.get(failure.error.hint)
+            if kind is not None and isinstance(failure.error, MalformedResponse):
+                name, way, error = failure
+                nothing = Answer(
+                    id=name, way=way, expected=(), token_ids=(), logprobs=(), likeliest=()
+                )
+                refused.setdefault(kind, []).append((nothing, error.message))
+        for kind, wrong in refused.items():
+            yield from faults_of(kind, wrong, self.count, "the answer does not obey its request")
 
-    def rescore(
-        self, pairs: Sequence[tuple[tuple[int, ...], tuple[int, ...]]]
-    ) -> list[Rescored | None]:
-        scored = score(
-            self.routes.reference,
-            [{"prompt_token_ids": [*prompt], "continuation": [*ids]} for prompt, ids in pairs],
-        )
-        return [
-            (slot.unwrap().token_logprobs, slot.unwrap().likeliest) if is_ok(slot) else None
-            for slot in scored
-        ]
+    def rescore(self, pairs: Sequence[IdsAfter]) -> list[Rescored | None]:
+        return _rescored(self.routes.reference, pairs)
 
     def again(self, names: Sequence[str], way: Way) -> list[Answer]:
         batch = Asked(
@@ -366,7 +321,7 @@ class _Server:
         )
         return [
             answer
-            for answer in ask(self.routes, way, batch, self.tell)
+            for answer in ask(self.routes, way, batch, self.report)
             if isinstance(answer, Answer)
         ]
 
@@ -382,24 +337,27 @@ class _Server:
         """How far the reference in that precision is from itself, over answers that came. None
         where it is not float32, or cannot be loaded.
         """
-        if precision not in self._noise:
-            self._noise[precision] = self._measured(precision)
-        return self._noise[precision]
-
-    def _measured(self, precision: Precision) -> float | None:
-        if self.noisy.get("dtype") != "float32" or self.routes.reference.engine.name != "hf":
+        if self.settings is None or self.routes.reference.engine.name != "hf":
             return None
-        self.tell(f"measuring {precision}")
-        chosen = [
-            answer for answer in self.answers if not answer.images and not answer.other_prompt
-        ][-_MEASURED:]
-        rows = [(answer.expected, answer.token_ids, answer.logprobs) for answer in chosen]
-        return noise_of(
-            precision,
-            rows,
-            self.model,
-            **{name: value for name, value in self.noisy.items() if name != "dtype"},
-        )
+        if precision not in self.measured:
+            self.report(f"measuring {precision}")
+            rows = [
+                (answer.expected, answer.token_ids, answer.logprobs)
+                for answer in self.answers
+                if not answer.images and not answer.other_prompt
+            ]
+            self.measured[precision] = noise_of(
+                precision, rows[-_MEASURED:], self.model, **self.settings
+            )
+        return self.measured[precision]
+
+
+def _rescored(route: Route, pairs: Sequence[IdsAfter]) -> list[Rescored | None]:
+    requests = [{"prompt_token_ids": [*prompt], "continuation": [*ids]} for prompt, ids in pairs]
+    return [
+        (slot.unwrap().token_logprobs, slot.unwrap().likeliest) if is_ok(slot) else None
+        for slot in score(route, requests)
+    ]
 
 
 def noise_of(
@@ -413,18 +371,13 @@ def noise_of(
     """
     try:
         with backends.hf(model, dtype=precision, **settings) as route:
-            scored = score(
-                route,
-                [
-                    {"prompt_token_ids": [*prompt], "continuation": [*ids]}
-                    for prompt, ids, _ in rows
-                ],
-            )
+            scored = _rescored(route, [(prompt, ids) for prompt, ids, _ in rows])
     except CallFailed:
         return None
-    pairs = [
-        (slot.unwrap().token_logprobs, logprobs)
-        for (_, _, logprobs), slot in zip(rows, scored, strict=True)
-        if is_ok(slot)
+    far = [
+        distance
+        for (_, _, logprobs), again in zip(rows, scored, strict=True)
+        if again is not None
+        for distance in distances(again[0], logprobs)
     ]
-    return rms([distance for left, right in pairs for distance in distances(left, right)]) or None
+    return rms(far) or None

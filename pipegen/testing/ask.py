@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from pipegen.core.errors import GenerationError, UnsupportedOption
@@ -17,8 +18,8 @@ from pipegen.records.requests import GenerationRequest, TextGenerationRequest
 from pipegen.records.results import GenerationResult, Raw
 
 __all__ = [
-    "LENGTH", "PROMPTS", "answer", "answers", "chat", "drawn_image", "engine_output", "error_of", "expect", "full", "greedy", "honours", "longest", "output",
-    "red_square", "refused", "refuses", "runs_on", "same", "to_all",
+    "LENGTH", "PROMPTS", "answer", "answers", "chat", "drawn_image", "engine_ids", "error_of", "expect", "expect_same", "full", "greedy", "honours", "longest",
+    "needs", "output", "red_square", "refused", "refuses", "same", "slots_of", "stopping", "to_all",
 ]  # fmt: skip
 
 PROMPTS = ("List the months of the year.", "Count from 1 to 12.", "Tell me a story.", "Hi")
@@ -55,9 +56,14 @@ def answer(
     return answers(run(route, [request], options))[0]
 
 
+def slots_of(route: Route, options: GenerationOptions) -> Sequence[Slot[GenerationResult]]:
+    """The slot of each of `PROMPTS` with these options."""
+    return run(route, [chat(text) for text in PROMPTS], options)
+
+
 def to_all(route: Route, options: GenerationOptions) -> list[GenerationResult]:
     """The result of each of `PROMPTS` with these options; all must succeed."""
-    return answers(run(route, [chat(text) for text in PROMPTS], options))
+    return answers(slots_of(route, options))
 
 
 def output(result: GenerationResult) -> tuple[int, ...] | str:
@@ -93,14 +99,29 @@ def longest(route: Route) -> tuple[GenerationRequest, GenerationResult]:
     return chat(text), best
 
 
-def runs_on(free: GenerationResult) -> bool | None:
-    """Whether that answer was made past the model's end tokens."""
-    return free.options.stop.ignore_eos if free.options.stop is not None else None
+def stopping(free: GenerationResult, **more: Any) -> StopOptions:
+    """What ends a row with `more` options, past the model's end tokens if `free` was made so."""
+    ignores = free.options.stop.ignore_eos if free.options.stop is not None else None
+    return StopOptions(**{"ignore_eos": ignores, **more})
 
 
 def honours(route: Route, option: str) -> bool:
     """Whether the route's engine has this capability."""
     return option in route.engine.capabilities.honours
+
+
+def needs(*names: str) -> Callable[[Callable[[Route], None]], Callable[[Route], None]]:
+    """A check of the engines that honour all of these; the others pass."""
+
+    def checked(check: Callable[[Route], None]) -> Callable[[Route], None]:
+        @functools.wraps(check)
+        def where_honoured(route: Route) -> None:
+            if all(honours(route, name) for name in names):
+                check(route)
+
+        return where_honoured
+
+    return checked
 
 
 def refuses(route: Route, options: GenerationOptions, option: str) -> None:
@@ -134,15 +155,24 @@ def same(first: GenerationResult, second: GenerationResult) -> bool:
     )
 
 
-def engine_output(route: Route, request: GenerationRequest, options: GenerationOptions) -> Raw:
-    """The engine's own output for a row, before pipegen cuts it."""
+def expect_same(
+    first: Sequence[GenerationResult], second: Sequence[GenerationResult], message: str
+) -> None:
+    """Raise `AssertionError` with these words unless the results are the same, one by one."""
+    expect(len(first) == len(second) and all(map(same, first, second)), message)
+
+
+def engine_ids(
+    route: Route, request: GenerationRequest, options: GenerationOptions
+) -> tuple[int, ...]:
+    """The ids that the engine itself generates for a row, before pipegen cuts it."""
     done = advance(route, [Row(0, slot) for slot in prepare_batch([request], options)])
     if not done.calls:
         raise AssertionError(f"the request does not reach the engine: {done.ended}")
     _, call = done.calls[0]
     slot: Slot[Raw] = call.backend.generate([call.input])[0]
     expect(is_ok(slot), f"the row failed: {slot}")
-    return slot.unwrap()
+    return slot.unwrap().token_ids
 
 
 def red_square() -> bytes:

@@ -45,7 +45,6 @@ from pipegen.records.requests import TextGenerationRequest, VlmGenerationRequest
 from pipegen.records.results import Finish, GenerationResult
 from pipegen.testing import (
     conformance_ends,
-    conformance_pairs,
     conformance_prompts,
     conformance_sampling,
     conformance_turns,
@@ -58,13 +57,17 @@ from pipegen.testing.ask import (
     chat,
     error_of,
     expect,
+    expect_same,
     greedy,
     honours,
     longest,
+    needs,
     red_square,
     refused,
     refuses,
     same,
+    slots_of,
+    to_all,
 )
 
 __all__ = ["CHECKS", "Check"]
@@ -88,7 +91,7 @@ def an_empty_batch_gives_an_empty_batch(route: Route) -> None:
 
 def results_report_what_was_done(route: Route) -> None:
     """Counts, ids, route and effective options agree with each other."""
-    for result in answers(run(route, [chat(text) for text in PROMPTS], greedy())):
+    for result in to_all(route, greedy()):
         if honours(route, "token_ids"):
             expect(
                 result.completion_tokens == len(result.token_ids),
@@ -130,12 +133,11 @@ def rows_do_not_depend_on_their_batch(route: Route) -> None:
     """Greedy rows give the same alone and in a batch, whatever their lengths and limits."""
     options = [greedy(max_new_tokens=limit) for limit in (3, LENGTH, 7, 12)]
     requests = [chat(text, row_options) for text, row_options in zip(PROMPTS, options, strict=True)]
-    together = answers(run(route, requests))
-    for request, row in zip(requests, together, strict=True):
-        expect(
-            same(row, answer(route, request)),
-            "a greedy row must give the same alone and in a batch",
-        )
+    expect_same(
+        answers(run(route, requests)),
+        [answer(route, request) for request in requests],
+        "a greedy row must give the same alone and in a batch",
+    )
 
 
 def what_is_fed_gives_what_one_batch_gives(route: Route) -> None:
@@ -147,9 +149,9 @@ def what_is_fed_gives_what_one_batch_gives(route: Route) -> None:
     ]
     in_one_batch = answers(run(route, requests))
     for in_flight in (1, 3, None):
-        fed = answers(list(imap(route, requests, in_flight=in_flight)))
-        expect(
-            len(fed) == len(in_one_batch) and all(map(same, fed, in_one_batch)),
+        expect_same(
+            answers(list(imap(route, requests, in_flight=in_flight))),
+            in_one_batch,
             f"imap with in_flight={in_flight}: a row gives another answer than in one batch",
         )
 
@@ -173,11 +175,9 @@ def order_is_kept_and_bad_rows_fail_alone(route: Route) -> None:
         )
 
 
+@needs("seed")
 def seeds_make_rows_repeatable(route: Route) -> None:
     """A seeded row does not depend on its batch; samples get derived seeds."""
-    if not honours(route, "seed"):
-        refuses(route, greedy(temperature=1.0, seed=1), "seed")
-        return
     if not honours(route, "repeatable"):
         return
     hot = [
@@ -220,11 +220,9 @@ def _complete(result: GenerationResult) -> None:
     )
 
 
+@needs("logprobs")
 def logprobs_are_the_models_own(route: Route) -> None:
     """One for each generated token, the ending one included, before the temperature."""
-    if not honours(route, "logprobs"):
-        refuses(route, greedy(logprobs=True), "logprobs")
-        return
     plain = answer(route, chat(PROMPTS[0]), greedy(logprobs=True, top_logprobs=2))
     _complete(plain)
     for entry in plain.logprobs or ():
@@ -292,20 +290,16 @@ def streamed_text_is_the_batch_text(route: Route) -> None:
 def sync_and_async_agree(route: Route) -> None:
     """`arun` gives what `run` gives."""
     requests = [chat(text) for text in PROMPTS[:2]]
-    slots = answers(asyncio.run(arun(route, requests, greedy())))
-    expect(
-        all(
-            same(a, b) for a, b in zip(slots, answers(run(route, requests, greedy())), strict=True)
-        ),
+    expect_same(
+        answers(asyncio.run(arun(route, requests, greedy()))),
+        answers(run(route, requests, greedy())),
         "arun must give what run gives",
     )
 
 
+@needs("control_tokens")
 def control_tokens_of_users_stay_text(route: Route) -> None:
     """A control token in a user's text gives no control id."""
-    if not honours(route, "control_tokens"):
-        refuses(route, greedy(chat=ChatTemplateOptions(control_tokens="reject")), "control_tokens")
-        return
     tokenizer = route.engine.tokenizer
     harmless = answer(route, chat("x y"), greedy(max_new_tokens=1))
     for token, token_id in list(tokenizer.special_tokens.items())[:6]:
@@ -376,12 +370,11 @@ def answers_have_the_form_that_was_asked(route: Route) -> None:
         ),
         ("json_schema", {"enum": choices}, lambda text: _json_of(text) in choices),
     )
-    free = answers(run(route, [chat(text) for text in PROMPTS], greedy()))
+    free = to_all(route, greedy())
     for name, form, holds in forms:
         structured: dict[str, Any] = {name: form}
         options = greedy(structured=StructuredOptions(**structured))
         if not honours(route, name):
-            refuses(route, options, name)
             continue
         formed, beside = [chat(text, options) for text in PROMPTS], [chat(text) for text in PROMPTS]
         slots = run(route, [*formed, *beside], greedy())
@@ -399,17 +392,16 @@ def answers_have_the_form_that_was_asked(route: Route) -> None:
         expect(unchanged, f"rows that are free are not changed by rows beside them with {name}")
 
 
+@needs("choice", "enable_thinking")
 def thoughts_before_a_form_are_thought_or_refused(route: Route) -> None:
     """An engine that holds a form from the first token refuses `enable_thinking` beside it, instead
     of calling it honoured.
     """
-    if not (honours(route, "choice") and honours(route, "enable_thinking")):
-        return
     options = greedy(
         structured=StructuredOptions(choice=("yes", "no way")),
         chat=ChatTemplateOptions(enable_thinking=True),
     )
-    for slot in run(route, [chat(text) for text in PROMPTS], options):
+    for slot in slots_of(route, options):
         if not refused(slot, "enable_thinking"):
             (result,) = answers([slot])
             expect(
@@ -418,12 +410,11 @@ def thoughts_before_a_form_are_thought_or_refused(route: Route) -> None:
             )
 
 
+@needs("max_thinking_tokens")
 def a_thought_is_no_longer_than_asked(route: Route) -> None:
     """Where the template has one: it comes apart from the answer, cut and closed."""
-    if not honours(route, "max_thinking_tokens"):
-        return
     options = greedy(max_thinking_tokens=2, max_new_tokens=24)
-    for slot in run(route, [chat(text) for text in PROMPTS], options):
+    for slot in slots_of(route, options):
         if refused(slot, "max_thinking_tokens"):
             continue
         (result,) = answers([slot])
@@ -433,13 +424,12 @@ def a_thought_is_no_longer_than_asked(route: Route) -> None:
         expect(len(sampled) <= 2, f"max_thinking_tokens: {len(sampled)} are thought, and 2 asked")
 
 
+@needs("tool_choice")
 def a_tool_is_called_where_asked(route: Route) -> None:
     """By name, with arguments of its schema; or it is refused, for a template that has no tools or
     another form of calls. A server whose grammar allows white space in JSON may write it up to its
     length: then the row fails, and the error says so.
     """
-    if not honours(route, "tool_choice"):
-        return
     schema = {"type": "object", "properties": {"yes": {"type": "boolean"}}, "required": ["yes"]}
     function = {"name": "say", "parameters": {**schema, "additionalProperties": False}}
     options = greedy(max_new_tokens=80, structured=StructuredOptions(tool_choice="say"))
@@ -459,12 +449,11 @@ def a_tool_is_called_where_asked(route: Route) -> None:
     )
 
 
+@needs("choice", "logprobs")
 def logprobs_beside_a_form_are_the_models_own(route: Route) -> None:
     """They are taken over the whole vocabulary: of an answer that had no choice, they are not all
     0. An engine that has others refuses.
     """
-    if not (honours(route, "choice") and honours(route, "logprobs")):
-        return
     (slot,) = run(
         route, [chat("Hi")], greedy(logprobs=True, structured=StructuredOptions(choice=("no way",)))
     )
@@ -509,7 +498,6 @@ CHECKS: tuple[Check, ...] = (
     what_is_not_honoured_is_refused,
     *conformance_ends.CHECKS,
     *conformance_sampling.CHECKS,
-    *conformance_pairs.CHECKS,
     *conformance_prompts.CHECKS,
     *conformance_turns.CHECKS,
 )

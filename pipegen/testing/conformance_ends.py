@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from pipegen.core.errors import PromptTooLong, UnsupportedOption, UnsupportedPlugin
@@ -19,15 +20,17 @@ from pipegen.testing.ask import (
     answer,
     answers,
     chat,
-    engine_output,
+    engine_ids,
     error_of,
     expect,
     greedy,
     honours,
     longest,
+    needs,
     refused,
     refuses,
-    runs_on,
+    stopping,
+    to_all,
 )
 
 __all__ = ["CHECKS"]
@@ -41,7 +44,7 @@ def a_stop_string_cuts_and_halts(route: Route) -> None:
     for start in range(0, max(1, len(free.text) - 3), 5):
         for length in (1, 3):
             stop = free.text[start : start + length]
-            stops = StopOptions(stop=(stop, "\u0007 never"), ignore_eos=runs_on(free))
+            stops = stopping(free, stop=(stop, "\u0007 never"))
             result = answer(route, request, greedy(stop=stops))
             expected = cut(free.text, (stop,))
             expect(
@@ -67,19 +70,15 @@ def a_stop_string_cuts_and_halts(route: Route) -> None:
                 )
 
 
+@needs("stop_token_ids")
 def a_stop_token_ends_the_row(route: Route) -> None:
     """Its text is in raw_text only, and its id is reported."""
     request, free = longest(route)
-    if not honours(route, "stop_token_ids"):
-        refuses(route, greedy(stop=StopOptions(stop_token_ids=(5,))), "stop_token_ids")
-        return
     if not free.token_ids:  # a server without ids: the stop token is unknown
         return
     token = free.token_ids[len(free.token_ids) // 2]
     first = free.token_ids.index(token)
-    result = answer(
-        route, request, greedy(stop=StopOptions(stop_token_ids=(token,), ignore_eos=runs_on(free)))
-    )
+    result = answer(route, request, greedy(stop=stopping(free, stop_token_ids=(token,))))
     expect(
         (result.finish, result.stop) == (Finish.STOP_TOKEN, token),
         f"stop_token_ids: the stop token must be reported, not {result.finish}, {result.stop!r}",
@@ -130,40 +129,28 @@ def a_prompt_that_does_not_fit_is_refused_or_clipped(route: Route) -> None:
     )
 
 
+@needs("min_new_tokens")
 def min_new_tokens_holds(route: Route) -> None:
     """Nothing ends a row before it, and a stop within those tokens does not count."""
     request, free = longest(route)
-    if not honours(route, "min_new_tokens"):
-        refuses(route, greedy(min_new_tokens=2), "min_new_tokens")
-        return
-    for result in answers(
-        run(route, [chat(text) for text in PROMPTS], greedy(min_new_tokens=LENGTH))
-    ):
+    for result in to_all(route, greedy(min_new_tokens=LENGTH)):
         expect(
             result.completion_tokens == LENGTH,
             f"min_new_tokens={LENGTH} and only {result.completion_tokens} tokens",
         )
     if not free.token_ids:
         return
-    least = len(free.token_ids) // 2
-    ignore = runs_on(free)
-    token = free.token_ids[0]
-    slots = run(
-        route,
-        [request],
-        greedy(min_new_tokens=least, stop=StopOptions(stop=(free.text[:2],), ignore_eos=ignore)),
-    )
+    least, token = len(free.token_ids) // 2, free.token_ids[0]
+    options = greedy(min_new_tokens=least, stop=stopping(free, stop=(free.text[:2],)))
+    slots = run(route, [request], options)
     if honours(route, "token_ids") or not refused(slots[0], "min_new_tokens"):
         result = answers(slots)[0]
         expect(
             result.completion_tokens > least,
             f"min_new_tokens={least} and only {result.completion_tokens} tokens",
         )
-    slots = run(
-        route,
-        [request],
-        greedy(min_new_tokens=2, stop=StopOptions(stop_token_ids=(token,), ignore_eos=ignore)),
-    )
+    options = greedy(min_new_tokens=2, stop=stopping(free, stop_token_ids=(token,)))
+    slots = run(route, [request], options)
     if not refused(slots[0], "min_new_tokens"):
         expect(
             token not in answers(slots)[0].token_ids[:2],
@@ -171,13 +158,12 @@ def min_new_tokens_holds(route: Route) -> None:
         )
 
 
+@needs("ignore_eos")
 def end_tokens_are_ignored_where_asked(route: Route) -> None:
     """`ignore_eos` continues to `max_new_tokens`; the end token in the middle is in the text only
     without `skip_special_tokens`.
     """
-    if not honours(route, "ignore_eos"):
-        return
-    free = answers(run(route, [chat(text) for text in PROMPTS], greedy()))
+    free = to_all(route, greedy())
     requests = [
         chat(text)
         for text, result in zip(PROMPTS, free, strict=True)
@@ -217,12 +203,9 @@ def whitespace_is_stripped_where_asked(route: Route) -> None:
     ignores: bool | None = True if honours(route, "ignore_eos") else None
     for text, free in zip(
         PROMPTS,
-        answers(
-            run(
-                route,
-                [chat(text) for text in PROMPTS],
-                greedy(stop=StopOptions(ignore_eos=ignores)),
-            )
+        to_all(
+            route,
+            greedy(stop=StopOptions(ignore_eos=ignores)),
         ),
         strict=True,
     ):
@@ -242,47 +225,53 @@ def whitespace_is_stripped_where_asked(route: Route) -> None:
                 return
 
 
+@needs("token_ids")
 def the_engine_itself_halts(route: Route) -> None:
-    """pipegen cuts the text at stops; the engine must also end the row there."""
-    if not honours(route, "token_ids"):
-        return
+    """pipegen cuts the text at stops; the engine must also end the row there, at any of several
+    stops, whatever their order and kind.
+    """
     request, free = longest(route)
-    ignore, length = runs_on(free), 4 * LENGTH
-    most = len(
-        engine_output(
-            route, request, greedy(max_new_tokens=length, stop=StopOptions(ignore_eos=ignore))
-        ).token_ids
+    length = 4 * LENGTH
+
+    def generated(most: int, **stops: Any) -> tuple[int, ...]:
+        options = greedy(max_new_tokens=most, stop=stopping(free, **stops))
+        return engine_ids(route, request, options)
+
+    all_ids = generated(length)
+    for most, ids in ((length, all_ids), (3, generated(3))):
+        expect(
+            len(ids) <= most,
+            f"max_new_tokens: the engine generates {len(ids)} tokens, and {most} were asked for",
+        )
+    if len(all_ids) <= LENGTH:
+        return
+    token, text, never = free.token_ids[len(free.token_ids) // 2], free.text[1:4], "\u0007 never"
+    absent = next(
+        token_id for token_id in range(route.engine.tokenizer.vocab_size) if token_id not in all_ids
     )
-    expect(
-        most <= length,
-        f"max_new_tokens: the engine generates {most} tokens, and {length} were asked for",
-    )
-    few = len(
-        engine_output(
-            route, request, greedy(max_new_tokens=3, stop=StopOptions(ignore_eos=ignore))
-        ).token_ids
-    )
-    expect(few <= 3, f"max_new_tokens: the engine generates {few} tokens, and 3 were asked for")
-    token = free.token_ids[len(free.token_ids) // 2]
-    ways: tuple[tuple[str, StopOptions], ...] = (
-        ("stop", StopOptions(stop=(free.text[1:4],), ignore_eos=ignore)),
-        ("stop_token_ids", StopOptions(stop_token_ids=(token,), ignore_eos=ignore)),
+    ways: tuple[tuple[str, Mapping[str, Any]], ...] = (
+        ("stop", {"stop": (text,)}),
+        ("stop", {"stop": (text, never)}),
+        ("stop", {"stop": (never, text)}),
+        ("stop", {"stop": (text,), "stop_token_ids": (absent,)}),
+        ("stop_token_ids", {"stop_token_ids": (token,)}),
+        ("stop_token_ids", {"stop_token_ids": (token, absent)}),
+        ("stop_token_ids", {"stop_token_ids": (absent, token)}),
+        ("stop_token_ids", {"stop_token_ids": (token,), "stop": (never,)}),
     )
     for name, stops in ways:
-        if honours(route, name) and most > LENGTH:
-            count = len(
-                engine_output(route, request, greedy(max_new_tokens=length, stop=stops)).token_ids
-            )
+        if all(honours(route, option) for option in stops):
+            count = len(generated(length, **stops))
             expect(
-                count < most,
-                f"{name}: the engine does not halt at the stop, and generates {count} tokens",
+                count < len(all_ids),
+                f"{name}: the engine does not halt at {stops}, and generates {count} tokens",
             )
 
 
 def plugins_act_on_the_row(route: Route) -> None:
     """The engine does what a plugin needs, or attaching the plugin is refused."""
     request, free = longest(route)
-    options = greedy(stop=StopOptions(ignore_eos=runs_on(free)))
+    options = greedy(stop=stopping(free))
     forced = free.token_ids[0] if free.token_ids else 0
 
     def only_one(ids: Any, scores: Any) -> Any:
@@ -334,7 +323,7 @@ def plugins_act_on_the_row(route: Route) -> None:
             f" ({result.stop!r})",
         )
         if plugin.name == "watch" and honours(route, "token_ids"):
-            count = len(engine_output(attached, request, options).token_ids)
+            count = len(engine_ids(attached, request, options))
             expect(
                 count < free.completion_tokens,
                 f"watch: the engine does not halt where the plugin does, and generates {count}"

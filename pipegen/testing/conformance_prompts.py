@@ -29,19 +29,19 @@ from pipegen.records.requests import GenerationRequest, TextGenerationRequest, V
 from pipegen.records.results import Finish, GenerationResult
 from pipegen.testing.ask import (
     LENGTH,
-    PROMPTS,
     answer,
     answers,
     chat,
     drawn_image,
     error_of,
     expect,
+    expect_same,
     greedy,
     honours,
+    needs,
     red_square,
     refused,
     refuses,
-    same,
     to_all,
 )
 
@@ -74,16 +74,16 @@ def answers_depend_on_the_prompt(route: Route) -> None:
                 greedy(),
             )
         )
-        expect(
-            all(same(first, second) for first, second in zip(results, by_ids, strict=True)),
+        expect_same(
+            results,
+            by_ids,
             "token_ids: a prompt's ids give something else than its messages",
         )
 
 
+@needs("template", "token_ids")
 def the_template_is_used_with_its_variables(route: Route) -> None:
     """The prompt shows what the template is given."""
-    if not honours(route, "template") or not honours(route, "token_ids"):
-        return
     tries: tuple[tuple[str, ChatTemplateOptions, str], ...] = (
         ("template", ChatTemplateOptions(template=SHOWN), "[user]Hi[end][open]"),
         (
@@ -108,10 +108,9 @@ def the_template_is_used_with_its_variables(route: Route) -> None:
             expect(prompt == expected, f"{name}: the prompt is {prompt!r}, not {expected!r}")
 
 
+@needs("continue_final_message")
 def a_final_message_is_continued(route: Route) -> None:
     """The assistant's last turn is not closed."""
-    if not honours(route, "continue_final_message"):
-        return
     messages = [
         {"role": "user", "content": "Count."},
         {"role": "assistant", "content": "One, two"},
@@ -141,10 +140,9 @@ def a_final_message_is_continued(route: Route) -> None:
         expect(open_turn.prompt_tokens < closed.prompt_tokens, message)
 
 
+@needs("control_tokens")
 def control_tokens_are_rejected_or_allowed_where_asked(route: Route) -> None:
     """`reject` fails the row, and `allow` makes the id."""
-    if not honours(route, "control_tokens"):
-        return
     token, token_id = next(iter(route.engine.tokenizer.special_tokens.items()))
     ways: tuple[Literal["reject", "allow", "text"], ...] = ("reject", "allow", "text")
     rejected, allowed, plain = (
@@ -187,10 +185,9 @@ def _seen(route: Route, image: bytes, **options: Any) -> GenerationRequest:
     )
 
 
+@needs("images")
 def answers_depend_on_the_images(route: Route) -> None:
     """Different images get different answers, or at least different logprobs."""
-    if not honours(route, "images"):
-        return
     images = [red_square(), *(drawn_image(64, 64, pattern) for pattern in range(3))]
     options = greedy(logprobs=True) if honours(route, "logprobs") else greedy()
     slots = run(route, [_seen(route, image) for image in images], options)
@@ -244,12 +241,11 @@ def videos_are_frames_with_times(route: Route) -> None:
     )
 
 
+@needs("images", "token_ids")
 def images_keep_to_the_budget(route: Route) -> None:
     """On a grid model `max_pixels` shrinks, `min_pixels` enlarges, and without resizing a size that
     does not fit is refused.
     """
-    if not honours(route, "images") or not honours(route, "token_ids"):
-        return
 
     def run_one(image: bytes, **options: Any) -> Any:
         return run(route, [_seen(route, image, **options)], greedy(max_new_tokens=1))
@@ -317,10 +313,9 @@ def what_does_not_fit_is_clipped_where_asked(route: Route) -> None:
     )
 
 
+@needs("token_ids")
 def the_checkpoints_own_settings_are_taken_where_asked(route: Route) -> None:
     """`use_generation_config=True` takes unset options from the engine's `generation_config`."""
-    if not honours(route, "token_ids"):
-        return
     options = GenerationOptions(use_generation_config=True, max_new_tokens=1)
     slot = run(route, [chat("Hi")], options)[0]
     if is_ok(slot):
@@ -337,19 +332,11 @@ def prompts_have_the_log_probabilities_of_their_scores(route: Route) -> None:
     """
     name = "prompt_logprobs"
     if not honours(route, name):
-        refuses(route, greedy(prompt_logprobs=True), name)
         if not honours(route, "token_ids"):
             refuses(route, greedy(max_new_tokens=0), "max_new_tokens")
         return
-    requests = [chat(text) for text in PROMPTS]
-    plain, noted, read = (
-        answers(run(route, requests, options))
-        for options in (
-            greedy(),
-            greedy(prompt_logprobs=True),
-            greedy(max_new_tokens=0, prompt_logprobs=True),
-        )
-    )
+    plain, noted = to_all(route, greedy()), to_all(route, greedy(prompt_logprobs=True))
+    read = to_all(route, greedy(max_new_tokens=0, prompt_logprobs=True))
     ids = [result.prompt_token_ids for result in plain]
     scored = run(
         scoring(route),
@@ -380,11 +367,8 @@ def prompts_have_the_log_probabilities_of_their_scores(route: Route) -> None:
                 all(token.top and token.top[0][1] >= token.logprob for token in others if token),
                 f"{name}: the likeliest token of each place is missing",
             )
-    expect(
-        all(same(first, second) for first, second in zip(plain, noted, strict=True)),
-        f"{name}: the answers change where they are asked for",
-    )
-    for result in [*read, *answers(run(route, requests, greedy(max_new_tokens=0)))]:
+    expect_same(plain, noted, f"{name}: the answers change where they are asked for")
+    for result in [*read, *to_all(route, greedy(max_new_tokens=0))]:
         generated = (
             result.text,
             result.raw_text,

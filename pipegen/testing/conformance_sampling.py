@@ -1,5 +1,6 @@
-"""Conformance checks of sampling. What an option must do is derived from the engine's greedy
-answers; each message begins with the option's name.
+"""Conformance checks of sampling: of each option, and of what may not hold beside another option,
+another row or an odd seed. What an option must do is derived from the engine's greedy answers; each
+message begins with the option's name.
 """
 
 from __future__ import annotations
@@ -13,17 +14,22 @@ from pipegen.core.functional import partition_all
 from pipegen.drivers.batch import run
 from pipegen.drivers.route import Route
 from pipegen.records.option_table import OPTIONS, names_in
-from pipegen.records.results import GenerationResult
+from pipegen.records.results import GenerationResult, TokenLogprob
 from pipegen.testing.ask import (
     LENGTH,
     PROMPTS,
     answers,
     chat,
     expect,
+    expect_same,
     full,
+    greedy,
     honours,
+    needs,
     output,
     refused,
+    same,
+    slots_of,
     to_all,
 )
 
@@ -32,6 +38,10 @@ __all__ = ["CHECKS"]
 HOT, COLD = 2.0, 0.01
 """Temperatures at which few answers, and nearly all answers, are the greedy ones."""
 SEEDS = (1, 2, 3, 4)
+NARROW: dict[str, Any] = {name: OPTIONS[name].row.trial for name in names_in("filter")}
+"""Filters that leave the likeliest token only."""
+WIDE: dict[str, Any] = {"top_k": 50, "top_p": 0.999, "min_p": 0.0001}
+"""Filters that leave nearly everything."""
 
 
 def _greedy(route: Route, **more: Any) -> list[GenerationResult]:
@@ -71,10 +81,9 @@ def _followed(route: Route, drawn: Sequence[GenerationResult]) -> float:
     return shared / max(1, sum(len(expected) for expected in greedy_outputs))
 
 
+@needs("temperature")
 def temperature_is_honoured(route: Route) -> None:
     """Hot rows are not all greedy, and cold ones agree with the greedy ones longer."""
-    if not honours(route, "temperature"):
-        return
     rows = len(PROMPTS) * len(SEEDS)
     drawn = _drawn(route)
     expect(
@@ -123,10 +132,9 @@ def filters_leave_the_likeliest_token(route: Route) -> None:
         )
 
 
+@needs("seed", "temperature")
 def seeds_draw_apart(route: Route) -> None:
     """Rows of one prompt with different seeds are not all equal."""
-    if not honours(route, "seed") or not honours(route, "temperature"):
-        return
     drawn = [output(result) for result in _drawn(route)]
     rows = [set(row) for row in partition_all(len(SEEDS), drawn)]
     expect(any(len(row) > 1 for row in rows), f"seed: the seeds {SEEDS} all give the same answers")
@@ -179,7 +187,7 @@ def _penalised(route: Route, name: str, value: float) -> None:
     """
     # vLLM servers before 0.33 give no more of them besides the drawn token
     options = full(route, logprobs=True, top_logprobs=19, **{name: value})
-    slots = run(route, [chat(text) for text in PROMPTS], options)
+    slots = slots_of(route, options)
     if any(refused(slot, "logprobs") for slot in slots):
         return
     for result in answers(slots):
@@ -215,10 +223,9 @@ def no_sequence_of_tokens_comes_twice(route: Route) -> None:
             )
 
 
+@needs("bad_words", "token_ids")
 def barred_words_do_not_come(route: Route) -> None:
     """No spelling of a word in `bad_words` is in an answer: of one token, or of several."""
-    if not honours(route, "bad_words") or not honours(route, "token_ids"):
-        return
     tokenizer = route.engine.tokenizer
     for count in (1, 2):
         pieces = [
@@ -235,7 +242,7 @@ def barred_words_do_not_come(route: Route) -> None:
             None,
         )
         options = full(route, bad_words=[word])
-        slots = [] if word is None else run(route, [chat(text) for text in PROMPTS], options)
+        slots = [] if word is None else slots_of(route, options)
         for slot in slots:
             barred = spellings((str(word),), tokenizer)
             expect(
@@ -245,10 +252,9 @@ def barred_words_do_not_come(route: Route) -> None:
             )
 
 
+@needs("logit_bias", "token_ids")
 def biases_make_tokens_likelier(route: Route) -> None:
     """With 100 a token always comes, and with -100 it does not."""
-    if not honours(route, "logit_bias") or not honours(route, "token_ids"):
-        return
     free = [result for result in _greedy(route) if result.token_ids]
     token = free[-1].token_ids[0]
     for result in _greedy(route, logit_bias={token: 100}):
@@ -263,6 +269,114 @@ def biases_make_tokens_likelier(route: Route) -> None:
         )
 
 
+@needs("temperature")
+def filters_hold_beside_each_other(route: Route) -> None:
+    """A narrow filter leaves the greedy token only, whatever wide one is beside it."""
+    greedy_outputs = [output(result) for result in to_all(route, full(route))]
+    for name, other in (
+        (name, other)
+        for name in NARROW
+        for other in WIDE
+        if name != other and honours(route, name) and honours(route, other)
+    ):
+        options = full(route, temperature=HOT, **{name: NARROW[name], other: WIDE[other]})
+        outputs = [output(result) for result in to_all(route, options)]
+        expect(
+            outputs == greedy_outputs,
+            f"{name}: {name}={NARROW[name]} is ignored beside {other}={WIDE[other]}",
+        )
+
+
+@needs("seed", "repeatable", "temperature")
+def any_seed_is_one(route: Route) -> None:
+    """0 is a seed as any other, and seeds that differ in a high bit only draw apart.
+
+    Up to the 32nd bit: the generator of torch on a CPU makes nothing of those above.
+    """
+
+    def drawn(seed: int) -> list[GenerationResult]:
+        return answers(
+            run(route, [chat(text, greedy(temperature=HOT, seed=seed)) for text in PROMPTS])
+        )
+
+    expect_same(
+        drawn(0),
+        drawn(0),
+        "seed: a row that is asked twice with the seed 0 gives two answers",
+    )
+    near, far = drawn(1), drawn(1 + 2**31)
+    expect(
+        not all(map(same, near, far)),
+        "seed: the seeds 1 and 2147483649 draw the same for every prompt",
+    )
+
+
+@needs("logprobs", "temperature", "token_ids")
+def a_drawn_tokens_logprob_is_its_own(route: Route) -> None:
+    """At a high temperature too, where it is seldom the likeliest; the likeliest ones are all
+    different, and in order.
+    """
+    slots = slots_of(
+        route,
+        greedy(temperature=HOT, logprobs=True, top_logprobs=3),
+    )
+    if any(refused(slot, "logprobs") or refused(slot, "top_logprobs") for slot in slots):
+        return
+    for result in answers(slots):
+        for entry in result.logprobs or ():
+            _own(entry)
+
+
+def _own(entry: TokenLogprob) -> None:
+    values = [value for _, value in entry.top]
+    expect(values == sorted(values, reverse=True), f"top_logprobs: they are not in order: {values}")
+    expect(
+        len({token_id for token_id, _ in entry.top}) == len(entry.top),
+        "top_logprobs: a token is among the likeliest twice",
+    )
+    listed = dict(entry.top).get(entry.token_id)
+    if listed is not None:
+        expect(
+            abs(entry.logprob - listed) < 1e-3,
+            f"logprobs: token {entry.token_id} has {entry.logprob}, and {listed} among the"
+            " likeliest",
+        )
+    elif values:
+        expect(
+            entry.logprob < values[-1] + 1e-3,
+            f"logprobs: token {entry.token_id} is not among the likeliest, and has {entry.logprob},"
+            f" above {values[-1]}",
+        )
+
+
+@needs("logprobs")
+def rows_get_the_logprobs_that_they_ask_for(route: Route) -> None:
+    """Beside rows that ask for none, or for another number."""
+    options: Sequence[dict[str, Any]] = (
+        {},
+        {"logprobs": True},
+        {"logprobs": True, "top_logprobs": 2},
+        {},
+    )
+    slots = run(
+        route, [chat(text, greedy(**more)) for text, more in zip(PROMPTS, options, strict=True)]
+    )
+    if any(refused(slot, "logprobs") or refused(slot, "top_logprobs") for slot in slots):
+        return
+    for result, more in zip(answers(slots), options, strict=True):
+        has = result.logprobs is not None
+        expect(
+            has == bool(more),
+            f"logprobs: a row that asks for {more or 'none'} beside others has"
+            f" {'some' if has else 'none'}",
+        )
+        if "top_logprobs" in more:
+            expect(
+                all(len(entry.top) == 2 for entry in result.logprobs or ()),
+                "top_logprobs: a row beside others does not get the number that it asks for",
+            )
+
+
 CHECKS = (
     barred_words_do_not_come,
     biases_make_tokens_likelier,
@@ -272,4 +386,8 @@ CHECKS = (
     samples_are_drawn_apart,
     penalties_count_what_was_written,
     no_sequence_of_tokens_comes_twice,
+    filters_hold_beside_each_other,
+    any_seed_is_one,
+    a_drawn_tokens_logprob_is_its_own,
+    rows_get_the_logprobs_that_they_ask_for,
 )

@@ -19,10 +19,11 @@ from pipegen.testing.ask import (
     answers,
     drawn_image,
     expect,
+    expect_same,
     greedy,
     honours,
+    needs,
     red_square,
-    same,
     to_all,
 )
 
@@ -54,19 +55,19 @@ def turns_go_on_with_the_ids_before(route: Route) -> None:
         by_ids = [
             TextGenerationRequest(prompt_token_ids=result.prompt_token_ids) for result in turns[-1]
         ]
-        expect(
-            all(map(same, turns[-1], answers(run(route, by_ids, greedy(max_new_tokens=8))))),
+        expect_same(
+            turns[-1],
+            answers(run(route, by_ids, greedy(max_new_tokens=8))),
             "token_ids: a next turn gives something else than its prompt's ids",
         )
 
 
+@needs("token_ids")
 def answers_of_earlier_turns_are_not_encoded_again(route: Route) -> None:
     """An earlier answer in other tokens is another prompt, though its text is the same: one of
     single characters, with a control token as plain text. Log probabilities tell: an engine that
     gives none is not judged.
     """
-    if not honours(route, "token_ids"):
-        return
     read = {"prompt_logprobs": True} if honours(route, "prompt_logprobs") else {}
     if not read and not honours(route, "logprobs"):
         return
@@ -105,12 +106,11 @@ def answers_of_earlier_turns_are_not_encoded_again(route: Route) -> None:
     )
 
 
+@needs("images", "token_ids")
 def images_of_earlier_turns_stay_in_sight(route: Route) -> None:
     """Conversations whose ids are the same, and whose images are not, get other answers, or at
     least other logprobs.
     """
-    if not honours(route, "images") or not honours(route, "token_ids"):
-        return
     images = [red_square(), *(drawn_image(64, 64, pattern) for pattern in range(3))]
     requests = [
         VlmGenerationRequest(prompt="Describe the image.", images=[image]) for image in images

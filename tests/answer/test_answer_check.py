@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import sys
 from typing import Any
 
@@ -10,7 +9,7 @@ import pytest
 
 import pipegen as pg
 from pipegen.answer import regex_check
-from pipegen.answer.answer_check import Answer, answer_of, check_answer, disobeyed, wrong_form
+from pipegen.answer.answer_check import Answer, check_answer, disobeyed, wrong_form
 from pipegen.records.options import resolve
 
 EIGHT = {"max_new_tokens": 8}
@@ -271,18 +270,3 @@ def test_an_error_says_what_came_what_was_asked_and_what_to_do() -> None:
         == "the answer of vllm_server does not obey its request: 'Perhaps' is none of the 2 choices"
     )
     assert "reasoning parser" in error.hint
-
-
-def test_a_result_is_judged_by_what_was_asked_before_the_server_lowered_it() -> None:
-    options = resolve(pg.GenerationOptions(max_new_tokens=5))
-    result = pg.GenerationResult(
-        text="ab",
-        raw_text="ab",
-        finish=pg.Finish.LENGTH,
-        options=options,
-        completion_tokens=5,
-        clipped_from=32,
-    )
-    assert [finding.kind for finding in check_answer(*answer_of(result, room=32))] == ["length"]
-    assert check_answer(*answer_of(result)) == ()
-    assert check_answer(*answer_of(dataclasses.replace(result, clipped_from=None), room=32)) == ()

@@ -12,7 +12,7 @@ import pipegen as pg
 def test_an_engine_can_be_named_again_after_its_package_was_imported() -> None:
     pytest.importorskip("torch")
     first = pg.backends.hf("embedded")
-    importlib.import_module("pipegen.backends.hf.hf_engine")
+    importlib.import_module("pipegen.backends.hf.computing")
     assert pg.backends.hf("embedded").name == first.name == "hf"
 
 

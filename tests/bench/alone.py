@@ -9,14 +9,24 @@ from __future__ import annotations
 
 import os
 import statistics
-import subprocess
 import sys
 import time
 from pathlib import Path
 from typing import Any
 
-from measure import REPEATS, ROOT, Taken, interleave, paired, peak_memory, peaks, row, write
-from workers import HERE, race
+from measure import (
+    REPEATS,
+    ROOT,
+    Taken,
+    fresh_processes,
+    interleave,
+    paired,
+    peak_memory,
+    peaks,
+    row,
+    write,
+)
+from workers import race
 
 GROUP = "pipegen alone"
 COUNTS = tuple(
@@ -237,10 +247,6 @@ def memory() -> list[dict[str, Any]]:
 def starting() -> list[dict[str, Any]]:
     """Fresh interpreters: seconds of the processor of each."""
     python, tool = sys.executable, str(Path(sys.executable).with_name("pipegen"))
-    # The first rounds leave compiled modules behind, as an installation does.
-    environment = {
-        name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"
-    }
     commands = {
         "empty": (python, "-c", ""),
         "import pipegen": (python, "-c", "import pipegen"),
@@ -254,17 +260,7 @@ def starting() -> list[dict[str, Any]]:
         "pipegen --help": (tool, "--help"),
         "pip --version": (python, "-m", "pip", "--version"),
     }
-    seconds: dict[str, list[float]] = {name: [] for name in commands}
-    most: dict[str, float] = {}
-    for repeat in range(12):
-        for name in commands if repeat % 2 else reversed(commands):
-            launched = [python, str(HERE / "launch.py"), *commands[name]]
-            said = subprocess.run(
-                launched, check=True, capture_output=True, text=True, env=environment
-            ).stdout.split()
-            if repeat > 1:
-                seconds[name].append(float(said[0]))
-                most[name] = max(most.get(name, 0.0), float(said[1]))
+    seconds, most = fresh_processes(commands)
     rows = []
     pairs = (
         ("import pipegen", "import pydantic"),

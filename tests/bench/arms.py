@@ -93,13 +93,13 @@ def pipegen(work: Work, *, told: bool = False) -> tuple[Run, Counts]:
 
     route = pg.backends.hf(work["model"], batch_size=work["batch"], dtype="fp32")
     engine: Any = route.engine
-    counts = forced(engine._loaded(), work)
+    counts = forced(engine.computing.loaded(), work)
     options = pg.GenerationOptions(max_new_tokens=work["max_new_tokens"])
     eos = set(work["eos"])
     own = [{"options": {"max_new_tokens": length}} if told else {} for length in work["lengths"]]
 
     def run() -> list[Any]:
-        engine._prefixes.clear()  # what the last run has read would spare this one its prompts
+        engine.computing.prefixes.clear()  # what the last run has read would spare this one its prompts
         slots = pg.run(
             route,
             [{"prompt": prompt, **said} for prompt, said in zip(work["prompts"], own, strict=True)],

@@ -210,7 +210,7 @@ def lm_eval_arm(
         else HFLM(pretrained=model, dtype="float32", device="cpu", batch_size=8)
     )
     if own:
-        lm.engine._loaded()
+        lm.engine.computing.loaded()
     for method in ("generate_until", "loglikelihood", "loglikelihood_rolling"):
         setattr(lm, method, timed(getattr(lm, method)))
 

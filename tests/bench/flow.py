@@ -78,7 +78,7 @@ def passes(engine: Any) -> int:
 
 def spent(engine: Any, work: Callable[[], Any]) -> tuple[Any, int]:
     """What the work gives, and the model's passes for it."""
-    engine._prefixes.clear()  # each way reads its prompts
+    engine.computing.prefixes.clear()  # each way reads its prompts
     before = passes(engine)
     return work(), passes(engine) - before
 

@@ -59,7 +59,7 @@ def measured(name: str, route: pg.Route) -> list[dict[str, Any]]:
     def work(formed: int) -> Callable[[], None]:
         def run() -> None:
             engine: Any = route.engine
-            engine._prefixes.clear()  # each run reads its prompts
+            engine.computing.prefixes.clear()  # each run reads its prompts
             before = engine.work.steps
             made = [slot.unwrap().completion_tokens for slot in pg.run(route, requests(formed))]
             steps[formed] = engine.work.steps - before

@@ -117,6 +117,7 @@ def chart(shown: Sequence[Quoted]) -> str:
     lines = [
         (
             f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}"'
+            f' width="{width}" height="{height}"'
             ' font-family="sans-serif" font-size="12" fill="#222222">'
         ),
         '<rect width="100%" height="100%" rx="6" fill="#fafafa"/>',

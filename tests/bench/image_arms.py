@@ -145,14 +145,14 @@ def pipegen(work: Work) -> tuple[Run, Counts]:
 
     route = pg.backends.hf(work["model"], batch_size=work["batch"], dtype="fp32")
     engine: Any = route.engine
-    counts, eos = forced(engine._loaded(), work), set(work["eos"])
+    counts, eos = forced(engine.computing.loaded(), work), set(work["eos"])
     chat = pg.ChatTemplateOptions(continue_final_message=any(work["closings"]))
     options = pg.GenerationOptions(max_new_tokens=work["max_new_tokens"], chat=chat)
 
     def run() -> list[Any]:
-        engine._pixels.close()  # what the last run has kept would spare this one its images
-        engine._prepared.clear()
-        engine._prefixes.clear()
+        engine.computing.pixels.close()  # what the last run has kept would spare this one its images
+        engine.computing.prepared.clear()
+        engine.computing.prefixes.clear()
         asked = (
             {"messages": messages(path, closing)}
             for path, closing in zip(work["images"], work["closings"], strict=True)

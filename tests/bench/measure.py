@@ -16,6 +16,7 @@ import json
 import os
 import resource
 import statistics
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -67,6 +68,34 @@ def interleave(
                 wall[name].append(time.perf_counter() - begun[0])
                 cpu[name].append(time.process_time() - begun[1])
     return {name: Taken(tuple(wall[name]), tuple(cpu[name])) for name in works}
+
+
+def fresh_processes(
+    commands: Mapping[str, Sequence[str]], *, folder: Path = ROOT, rounds: int = 10
+) -> tuple[dict[str, list[float]], dict[str, float]]:
+    """Seconds of the processor of each command in each round, and the most memory (MiB) of each.
+    Two rounds before them leave compiled modules behind, as an installation does.
+    """
+    environment = {
+        name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"
+    }
+    launch = (sys.executable, str(Path(__file__).with_name("launch.py")))
+    seconds: dict[str, list[float]] = {name: [] for name in commands}
+    most: dict[str, float] = {}
+    for repeat in range(2 + rounds):
+        for name in commands if repeat % 2 else reversed(commands):
+            used = subprocess.run(
+                [*launch, *commands[name]],
+                check=True,
+                capture_output=True,
+                text=True,
+                env=environment,
+                cwd=folder,
+            ).stdout.split()
+            if repeat > 1:
+                seconds[name].append(float(used[0]))
+                most[name] = max(most.get(name, 0.0), float(used[1]))
+    return seconds, most
 
 
 def paired(ours: Sequence[float], theirs: Sequence[float]) -> tuple[float, float]:

@@ -107,7 +107,7 @@ def profile(part_of: str, name: str, work: dict[str, Any], repeats: int) -> None
     clock, batch = Clock(), work["batch"]
     route = pg.backends.hf(work["model"], batch_size=batch, dtype="fp32")
     engine: Any = route.engine
-    model = engine._loaded()
+    model = engine.computing.loaded()
 
     def kind(**inputs: Any) -> str:
         rows, columns = inputs["input_ids"].shape

@@ -25,12 +25,13 @@ ORDER = (
     "alone-answers",
     "alone-memory",
 )
-ORDER += ("alone-starting", "vllm", "plugins", "forms", "flow", "servers")
+ORDER += ("alone-starting", "start", "vllm", "plugins", "forms", "flow", "servers")
 GROUPS = (
     "Hugging Face, text",
     "Hugging Face, images",
     "Stop strings",
     "pipegen alone",
+    "A cold start",
     "vLLM, in process",
     "Plugins",
     "The form of answers",

@@ -153,7 +153,7 @@ def memory() -> None:
     for limit in (2**20, 2**24):
         talks = conversations(64, 8)
         with opened(prefix_memory_bytes=limit) as route:
-            most, prefixes = 0, route.engine._prefixes
+            most, prefixes = 0, route.engine.computing.prefixes
             while not talks[0].ended:
                 for talk, slot in zip(
                     talks, pg.run(route, [talk.request() for talk in talks]), strict=True

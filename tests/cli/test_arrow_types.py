@@ -229,6 +229,15 @@ def test_tables_hold_every_value_as_it_is(form: str, carried: Callable[[str], Pa
     assert table.schema.field("string_view").type == pa.string_view()
 
 
+def test_list_views_that_share_items_and_are_in_another_order_keep_their_values(
+    tmp_path: Path, command: Command
+) -> None:
+    views = pa.ListViewArray.from_arrays([1, 0], [1, 2], pa.array([1, 2]))
+    source, out = arrow_file(tmp_path / "in.arrow", {"views": views}), tmp_path / "out.parquet"
+    assert command("generate", source, "-o", out, *MODEL).code == 0
+    assert pq.read_table(out).column("views").to_pylist() == [[2], [1, 2]]
+
+
 def test_lines_hold_every_value_in_words(carried: Callable[[str], Path]) -> None:
     first, second = map(json.loads, carried(".jsonl").read_text().splitlines())
     assert {name: first["metadata"].get(name) for name in CASES} == {

@@ -344,11 +344,12 @@ def test_it_is_said_whether_vllm_gives_the_text_of_transformers(
     pytest.importorskip("transformers")
     from pipegen.backends.checkpoint.boundaries import Boundary
     from pipegen.backends.checkpoint.engine_parity import Differs
+    from pipegen.backends.checkpoint.verdicts import CannotCheck
     from pipegen.backends.vllm import self_check
 
     def check_lengths(checkpoint: object) -> Differs | None:
         if isinstance(difference, str):
-            raise self_check.CannotCheck(difference)
+            raise CannotCheck(difference)
         return None if difference is None else Differs(Boundary("sliding_window", 512), difference)
 
     monkeypatch.setattr("pipegen.cli.doctor.need", lambda *_: None)

@@ -12,7 +12,7 @@ import pytest
 
 import pipegen as pg
 from pipegen.records.results import Encoded
-from pipegen.testing import conformance, conformance_pairs
+from pipegen.testing import conformance, conformance_sampling
 
 
 def with_options(encoded: Encoded, **changed: Any) -> Encoded:
@@ -189,6 +189,6 @@ def test_an_engine_that_lies_beside_the_plain_case_is_found_out(name: str, model
     assert any(complaint(check).startswith(f"{option}:") for check in conformance.CHECKS)
 
 
-@pytest.mark.parametrize("check", conformance_pairs.CHECKS, ids=lambda check: check.__name__)
+@pytest.mark.parametrize("check", conformance_sampling.CHECKS, ids=lambda check: check.__name__)
 def test_an_honest_engine_passes(check: conformance.Check, model: Any) -> None:
     check(pg.route(model()))

@@ -16,7 +16,7 @@ from support.served import route_to
 
 import pipegen as pg
 from pipegen.drivers.drive import Drive
-from pipegen.drivers.row_sessions import FEW, SHORT
+from pipegen.drivers.light_work import FEW, SHORT
 from pipegen.testing.faulty import FaultyServer
 
 pytest.importorskip("aiohttp")

@@ -62,7 +62,7 @@ def parity(folder: Path) -> list[Line]:
                     same == len(alone) if dtype == "float32" else None,
                 )
             )
-            device = next(route.engine._loaded().parameters()).device
+            device = next(route.engine.computing.loaded().parameters()).device
         model = auto.from_pretrained(folder, dtype=getattr(torch, dtype)).to(device).eval()
         same = 0
         for row in few:
@@ -157,7 +157,7 @@ def skewed(folder: Path) -> list[Line]:
             (f"{count} skewed rows: pipegen", f"{ours:.2f} s", made == lengths),
             ("rows of its passes that were needed", f"{share:.3f}", share > 0.7),
         ]
-        model = route.engine._loaded()
+        model = route.engine.computing.loaded()
         eos = list(route.engine.eos_token_ids)
         free = [
             pg.TextGenerationRequest(
@@ -303,7 +303,7 @@ class Full:
     there is none."""
 
     def __init__(self, route: pg.Route) -> None:
-        self._model: Any = route.engine._loaded()
+        self._model: Any = route.engine.computing.loaded()
         self._ballast: list[torch.Tensor] = []
         self.failures = self.passes = 0
         self.words = (

@@ -23,6 +23,7 @@ from pipegen.io.jsonl import (
     request_from_row,
     to_plain,
     values_of_line,
+    written_from,
 )
 from pipegen.records import strict_json
 from pipegen.records.codec import error_from
@@ -165,6 +166,81 @@ def test_the_options_of_a_line_sent_again_give_the_same_call(said: GenerationOpt
     )
     again = request_from({"prompt": "Hi", "options": strict_json.load(line)["options"]}).unwrap()
     assert resolve(again.options) == resolve(options_from(json.loads(line)["options"])) == said
+
+
+def text_of(values: dict[str, Any]) -> bytes:
+    """The values as a line of a journal has them, without the opening brace."""
+    return strict_json.dump(values).encode()[1:] + b"\n"
+
+
+@settings(max_examples=100)
+@given(
+    _results(st.just(())).map(lambda result: dataclasses.replace(result, tried=())),
+    st.booleans(),
+    st.none() | st.dictionaries(texts, texts, max_size=2),
+)
+def test_a_line_that_is_copied_is_the_line_that_its_result_is_written_as(
+    result: GenerationResult, plain: bool, metadata: dict[str, Any] | None
+) -> None:
+    if plain:
+        result = dataclasses.replace(result, logprobs=None, failed_samples=())
+    values = to_plain(Success(result))
+    found = written_from(text_of(values), lambda: "new")
+    again = to_plain(from_plain(values), "new", metadata=metadata)
+    assert found is not None or not plain
+    if found is not None:
+        assert found.line("new", metadata=metadata) == strict_json.dump(again).encode() + b"\n"
+        assert found.slot.unwrap() == dataclasses.replace(from_plain(values).unwrap(), id="new")
+        counts = result.prompt_tokens, result.completion_tokens, result.thinking_unfinished
+        assert found[3:] == counts
+
+
+PLAIN = GenerationResult(
+    id="a", text="é", raw_text="é", finish=Finish.EOS, options=resolve(), prompt_tokens=3
+)
+
+
+@pytest.mark.parametrize(
+    ("changes", "copied"),
+    [
+        ({}, True),
+        ({"text": '", "prompt_tokens": 7, "x": "\\'}, True),
+        ({"id": None, "reasoning": "[{", "stop": '"', "margin": 0.5}, True),
+        ({"tool_calls": ({"name": "f", "arguments": {"prompt_tokens": ["]}"]}},)}, True),
+        ({"tool_calls": ({"name": "f", "arguments": {"deep": [[1]]}},)}, False),
+        ({"image_grid_thw": ((1, 2, 3), None), "video_times": ((0.5,),)}, True),
+        ({"options": resolve(options_from({"stop": ["}, "], "template_kwargs": {"a": {}}}))}, True),
+        ({"samples": (PLAIN,)}, False),
+        ({"logprobs": (TokenLogprob(token_id=1, logprob=-0.5),)}, False),
+        ({"tried": (Timeout("slow"),)}, False),
+        ({"margin": math.inf}, False),
+    ],
+)
+def test_which_lines_are_copied(changes: dict[str, Any], copied: bool) -> None:
+    text = text_of(to_plain(Success(dataclasses.replace(PLAIN, **changes))))
+    found = written_from(text, lambda: "a")
+    assert (found is not None) == copied
+    if found is not None:
+        assert found[3:] == (3, 0, False)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        ('"ok": true', '"ok": false'),
+        ('"text": "é"', '"text": "\\u00e9", "more": 1'),
+        ('"temperature": 0.0', '"temperature": -1'),
+        ('"temperature": 0.0', '"temperature": '),
+        ('"finish": "eos"', '"finish": "other"'),
+        ('"thinking": null, ', ""),
+        ('"forced": []', '"forced": null'),
+        ('"rounds_end": null', '"rounds_end": null, "turn": {}'),
+    ],
+)
+def test_a_line_that_would_be_written_otherwise_is_not_copied(change: tuple[str, str]) -> None:
+    text = text_of(to_plain(Success(PLAIN))).decode()
+    assert change[0] in text
+    assert written_from(text.replace(*change).encode(), lambda: "a") is None
 
 
 def test_a_brief_result_is_what_people_read() -> None:

@@ -250,8 +250,8 @@ def test_an_image_of_any_form_is_stored(tmp_path: Path) -> None:
 
 
 def test_lines_and_tables_say_by_one_name_how_an_answer_ended(tmp_path: Path) -> None:
+    from pipegen.io.answer_columns import CSV_COLUMNS, answer_columns
     from pipegen.io.jsonl import to_plain
-    from pipegen.io.table_out import CSV_COLUMNS, answer_columns
 
     line = to_plain(pg.Success(_ended()), "a")
     assert line["finish"] == "length"

@@ -273,7 +273,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     asked = parser.parse_args()
     PROCESSES.set_forkserver_preload(
-        ["pipegen.backends.hf.hf_engine", "pipegen.jobs.runner", "aiohttp", "torch", "transformers"]
+        ["pipegen.backends.hf.computing", "pipegen.jobs.runner", "aiohttp", "torch", "transformers"]
     )
     bad = False
     for kind, share, kills in (("server", 1, 1.0), ("hf", 20, 0.25), ("loops", 10, 2.5)):

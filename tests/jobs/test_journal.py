@@ -22,7 +22,6 @@ from pipegen.jobs.journal import (
     Finished,
     Journal,
     JournalError,
-    _values,
     read_settings,
     write_settings,
 )
@@ -202,8 +201,42 @@ def test_a_line_that_changes_while_the_journal_is_open_is_not_given_out(
         assert journal.get(A) == {"id": "a"}
         journal.forget(C, "it is no row")
         assert len(caplog.messages) == 1
-    with pytest.raises(ValueError, match="no line of a job's journal"):
-        _values(data.replace(b"key", b"kex"))
+
+
+def test_a_line_that_becomes_none_of_a_journal_is_not_given_out(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "results-0001.jsonl"
+    with Journal(tmp_path) as journal:
+        journal.append(A, {"id": "a"})
+        path.write_bytes(path.read_bytes().replace(b'"crc"', b'"crx"'))
+        assert journal.get(A) is None
+        assert "line 1 cannot be read (it is no line of a journal)" in caplog.text
+        assert not journal.has(A)
+
+
+def test_a_line_without_a_checksum_that_is_no_json_is_not_given_out(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "results-0001.jsonl").write_text(f'{{"key":"{A}","id": "a", "ok": tru}}\n')
+    with Journal(tmp_path) as journal:
+        assert journal.has(A)
+        assert journal.get(A) is None
+        assert "line 1 cannot be read (Expecting value" in caplog.text
+        assert not journal.has(A)
+
+
+def test_a_line_that_the_disk_does_not_give_back_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object) -> bytes:
+        raise OSError(errno.EIO, "no more")
+
+    with Journal(tmp_path) as journal:
+        journal.append(A, {"id": "a"})
+        monkeypatch.setattr(journal, "_line", broken)
+        with pytest.raises(JournalError, match="cannot be read: no more"):
+            journal.get(A)
 
 
 def test_two_writers_have_a_file_each_and_are_read_together(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import pytest
 from support.on_ray import stub
 
 import pipegen as pg
-from pipegen.io.table_out import answer_columns
+from pipegen.io.answer_columns import answer_columns
 from pipegen.jobs.in_flight import DEATHS
 
 ray = pytest.importorskip("ray", reason="Ray is not installed here")

@@ -36,7 +36,7 @@ LISTS = {
     "report/verify.py": ASKED,
     "stages/multi_call.py": ASKED,
     "testing/ask.py": ASKED,
-    "testing/conformance_pairs.py": ASKED,
+    "testing/conformance_sampling.py": ASKED,
 }
 """Where two or more of them stand together, and why."""
 ALONE = {
@@ -50,7 +50,6 @@ ALONE = {
     "backends/servers/sglang_dialect.py": BODY,
     "backends/servers/vllm_dialect.py": BODY,
     "contrib/renderers/renderer_sglang.py": BODY,
-    "testing/conformance_pairs.py": ASKED,
 }
 """Where one that changes what is chosen stands, and why."""
 

@@ -430,6 +430,16 @@ def test_bad_plain_data_fails_in_its_slot_with_the_place(given: Any, words: str)
     assert words in error.message
 
 
+def test_plain_data_may_hold_messages_that_are_records() -> None:
+    message = Message(
+        role="user",
+        content=(ImagePart(source=ImageSource(path="a.png")), TextPart(text="What is it?")),
+    )
+    request = request_from({"messages": [message]}).unwrap()
+    assert isinstance(request, VlmGenerationRequest)
+    assert request.messages == (message,)
+
+
 def test_an_image_policy_is_strict() -> None:
     with pytest.raises(UnknownField, match="did you mean 'allow_http'"):
         ImagePolicy(alow_http=True)  # type: ignore[call-arg]

@@ -224,3 +224,10 @@ def test_a_row_that_was_cut_had_as_much_room_as_others_had(
     seen = [found(one, room(one)) for one in results]
     assert [place for place, one in enumerate(seen) if one is not None] == wrong
     assert all("and 32 were asked" in one[1] for one in seen if one is not None)
+
+
+def test_a_result_is_judged_by_what_was_asked_before_the_server_lowered_it() -> None:
+    (result,) = cut_rows((0, 5))
+    assert found(result, room=32) is not None
+    assert disobedience(result, ENGINE.tokenizer, ENGINE.eos_token_ids) is None
+    assert found(changed(clipped_from=None)(result), room=32) is None

@@ -102,6 +102,19 @@ def test_an_empty_answer_shows_the_prompt_and_nothing_else() -> None:
     )
 
 
+def test_a_text_that_the_server_took_apart_is_not_missing() -> None:
+    def wrong(**fields: Any) -> list[Any]:
+        options = pg.GenerationOptions(max_new_tokens=20)
+        known: dict[str, Any] = {"route": "openai_chat", "finish": pg.Finish.LENGTH, **fields}
+        result = pg.GenerationResult(
+            text="", raw_text="", completion_tokens=20, options=options, **known
+        )
+        return [*module._wrong(result, routes(FakeEngine("")))]
+
+    assert wrong() == [("text", "20 tokens are counted, and the text is ''")]
+    assert wrong(reasoning="I see.") == wrong(tool_calls=({"function": {}},)) == []
+
+
 def test_a_plain_prompt_is_asked_by_ids_alone() -> None:
     chat, by_ids = FakeEngine(GREEDY), FakeEngine(GREEDY)
     made = answers_of(routes(chat, by_ids), [{"prompt": "Once"}, *asked("one")], 16)

@@ -370,7 +370,7 @@ def _words(family: str, result: str, why: str, way: str) -> str:
 def main(arguments: Sequence[str]) -> None:
     import transformers
 
-    import_module("pipegen.backends.hf.hf_engine")  # once, before there are children
+    import_module("pipegen.backends.hf.computing")  # once, before there are children
     if arguments[0] == "--table":
         print(table(json.loads(Path(arguments[1]).read_text())))
         return

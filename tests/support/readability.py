@@ -81,9 +81,13 @@ def paragraphs(markdown: str) -> Iterator[str]:
             held.append(ITEM.sub("", line).strip())
 
 
+ENTRY = re.compile(r"^<!-- reference: .*?<!-- end of reference -->", re.DOTALL | re.MULTILINE)
+"""What is written from docstrings, which are counted apart."""
+
+
 def of_page(path: Path, name: str = "") -> Prose:
     """The prose of one page."""
-    text = path.read_text(encoding="utf-8")
+    text = ENTRY.sub("", path.read_text(encoding="utf-8"))
     rows = [line for line in FENCED.sub("", text).splitlines() if line.lstrip().startswith("|")]
     cells = sum(len(LINK.sub(r"\1", row).replace("|", " ").split()) for row in rows)
     found = [

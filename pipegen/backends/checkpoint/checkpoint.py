@@ -18,6 +18,7 @@ from returns.result import Failure
 
 from pipegen.backends.checkpoint import image_processors as processors
 from pipegen.backends.checkpoint.file_digests import earlier_identity_of, identity_of
+from pipegen.backends.checkpoint.kept_facts import KeptFacts
 from pipegen.backends.checkpoint.load_errors import (
     broken_in,
     dtype_of,
@@ -99,6 +100,10 @@ class Checkpoint:
     @cached_property
     def _folders(self) -> tuple[Path, ...]:
         """Where the checkpoint's files are, and its adapter's."""
+        here = {self.source: "config.json"}
+        here |= {} if self.load.adapter is None else {str(self.load.adapter): "adapter_config.json"}
+        if all((Path(folder) / name).is_file() for folder, name in here.items()):
+            return tuple(map(Path, here))
         need("transformers", "hf", "reading a checkpoint")
         from transformers.utils.hub import cached_file
 
@@ -131,6 +136,11 @@ class Checkpoint:
         with loading(self.load, "the files", self.source):
             return earlier_identity_of(*folders)
 
+    @cached_property
+    def fact(self) -> KeptFacts:
+        """What the configuration says. Code that comes with a model may change without it."""
+        return KeptFacts(None if self.load.trust_remote_code else lambda: self.identity)
+
     def resolved(self, values: Mapping[str, Any]) -> dict[str, Any]:
         """The settings that change answers, without those that say what holds for this checkpoint
         anyway.
@@ -138,7 +148,9 @@ class Checkpoint:
         defaults: dict[str, Callable[[], Any]] = {
             "dtype": lambda: self.own_dtype,
             "variant": lambda: "vlm" if self.is_vision_model else "text",
-            "attn_implementation": lambda: own_attention(self.config),
+            "attn_implementation": lambda: self.fact(
+                "attention", lambda: own_attention(self.config)
+            ),
             "max_model_len": lambda: self.context_length,
         }
         return {
@@ -166,8 +178,16 @@ class Checkpoint:
             return AutoConfig.from_pretrained(self.source, **self._where)
 
     @cached_property
+    def model_type(self) -> str:
+        """The architecture, as transformers names it."""
+        return self.fact("model_type", lambda: str(self.config.model_type))
+
+    @cached_property
     def is_vision_model(self) -> bool:
         """Whether the architecture takes images, however it is loaded."""
+        return self.fact("is_vision_model", self._takes_images_by_type)
+
+    def _takes_images_by_type(self) -> bool:
         from transformers.models.auto.modeling_auto import (
             MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
         )
@@ -186,7 +206,7 @@ class Checkpoint:
         if self.load.variant == "vlm" and not self.is_vision_model:
             raise InvalidField(
                 f"ModelLoadConfig.variant: {self.load.model!r} is a text model"
-                f" ({self.config.model_type}); take variant='text' or 'auto'"
+                f" ({self.model_type}); take variant='text' or 'auto'"
             )
         return self.is_vision_model and self.load.variant != "text"
 
@@ -198,7 +218,7 @@ class Checkpoint:
         return (
             "it was loaded with variant='text'"
             if self.is_vision_model
-            else f"{self.config.model_type} is a text model"
+            else f"{self.model_type} is a text model"
         )
 
     @cached_property
@@ -278,6 +298,9 @@ class Checkpoint:
         An image token counts, too: some models put the image's features in the place of an id that
         the embedding does not have.
         """
+        return self.fact("vocab_size", self._ids_taken)
+
+    def _ids_taken(self) -> int | None:
         sizes = (
             getattr(config, "vocab_size", None)
             for config in (self.config.get_text_config(), self.config)
@@ -329,6 +352,9 @@ class Checkpoint:
     @cached_property
     def own_dtype(self) -> str:
         """What the checkpoint's files name."""
+        return self.fact("dtype", self._dtype_named)
+
+    def _dtype_named(self) -> str:
         named = dtype_of(getattr(self.config, "dtype", None)) or dtype_of(
             getattr(self.config.get_text_config(), "dtype", None)
         )
@@ -360,7 +386,7 @@ class Checkpoint:
         """How many tokens prompt and answer may have together; None where the configuration does
         not say.
         """
-        return self.positions.context_length
+        return self.fact("context_length", lambda: self.positions.context_length)
 
     @cached_property
     def image_processor(self) -> Any:
@@ -412,10 +438,20 @@ class Checkpoint:
     @cached_property
     def image_token_id(self) -> int | None:
         """The id that stands for a piece of an image in a prompt."""
-        for name in ("image_token_id", "image_token_index"):
-            if self.takes_images and isinstance(getattr(self.config, name, None), int):
-                return int(getattr(self.config, name))
-        return None
+        if not self.takes_images:
+            return None
+        names = ("image_token_id", "image_token_index")
+        return self.fact(
+            "image_token_id",
+            lambda: next(
+                (
+                    int(getattr(self.config, name))
+                    for name in names
+                    if isinstance(getattr(self.config, name, None), int)
+                ),
+                None,
+            ),
+        )
 
     @cached_property
     def image_placeholder(self) -> str | None:

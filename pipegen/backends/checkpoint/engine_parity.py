@@ -9,8 +9,9 @@ longer.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from pipegen.backends.checkpoint.boundaries import Boundary, boundaries
 from pipegen.backends.checkpoint.tiny_model import BEYOND, VOCABULARY, write_shrunken
@@ -36,7 +37,8 @@ Score = Callable[[Path, Sequence[ScoreInput]], Sequence[Slot[TokenScores]]]
 """What an engine gives rows of the model in that folder."""
 
 
-class Differs(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Differs:
     """Beyond which length two engines differ, and by how much."""
 
     boundary: Boundary | None

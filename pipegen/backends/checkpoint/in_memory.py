@@ -14,6 +14,7 @@ from immutabledict import immutabledict
 
 from pipegen.backends.checkpoint.checkpoint import Checkpoint
 from pipegen.backends.checkpoint.image_processors import CannotProcess
+from pipegen.backends.checkpoint.kept_facts import KeptFacts
 from pipegen.backends.checkpoint.load_errors import dtype_of
 from pipegen.backends.checkpoint.tokenizers import HFRenderer, HFTokenizer
 from pipegen.engines.settings import ModelLoadConfig
@@ -42,6 +43,10 @@ class CheckpointInMemory(Checkpoint):
     def _tokenizer_and_renderer(self) -> tuple[HFTokenizer, HFRenderer]:
         templates = getattr(self._processor, "chat_template", None) or self._raw.chat_template
         return HFTokenizer(self._raw), HFRenderer(self._raw, templates)
+
+    @cached_property
+    def fact(self) -> KeptFacts:
+        return KeptFacts(None)  # the weights may be trained on
 
     @cached_property
     def config(self) -> Any:

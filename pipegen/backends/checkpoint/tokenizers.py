@@ -21,6 +21,7 @@ from immutabledict import immutabledict
 
 from pipegen.backends.checkpoint.locate import cached, cached_json
 from pipegen.backends.checkpoint.tokenizer_file import parts_alone, require_file_ids
+from pipegen.backends.checkpoint.verdicts import keep, kept
 
 __all__ = ["HFRenderer", "HFTokenizer", "load_tokenizer", "message_rewrites"]
 
@@ -233,8 +234,18 @@ def message_rewrites() -> tuple[str, ...]:
     `pipegen.engines.tokenizer.Renderer`). It is found out by a template that writes a message.
 
     transformers gives a thought under more names from 5.22, and takes out entries that are null
-    from 5.23.
+    from 5.23. The answer is kept for these versions.
     """
+    about: dict[str, Any] = {"model": "", "packages": ("transformers", "tokenizers", "jinja2")}
+    known = (kept("rewrites", **about) or {}).get("names")
+    if isinstance(known, list):
+        return tuple(map(str, known))
+    found = _rewrites()
+    keep("rewrites", {"names": found}, **about)
+    return found
+
+
+def _rewrites() -> tuple[str, ...]:
     message = {"role": "assistant", "content": None, "reasoning": "thought"}
     try:
         from tokenizers import Tokenizer, models

@@ -29,11 +29,15 @@ from typing import Any
 
 from pipegen.core.distribution import version
 
-__all__ = ["checks", "keep", "kept"]
+__all__ = ["CannotCheck", "checks", "keep", "kept"]
 
 _LARGEST = 4096
 """No verdict has more bytes."""
 _ROOMS = ("checkpoint", "hf", "vllm")
+
+
+class CannotCheck(Exception):
+    """What a check would find is not known, for this reason."""
 
 
 def checks() -> Path:

@@ -43,23 +43,24 @@ class Videos:
         checkpoint = self._checkpoint
         if checkpoint.images_unsupported_reason:
             return checkpoint.images_unsupported_reason
-        if not family_of(checkpoint.config.model_type).video_processor:
+        if not family_of(checkpoint.model_type).video_processor:
             prepared = (name for name, family in FAMILIES.items() if family.video_processor)
             return (
                 f"frames are prepared for models of type {', '.join(prepared)}, and this one"
-                f" is of type {checkpoint.config.model_type}"
+                f" is of type {checkpoint.model_type}"
             )
         return "" if self.token_id is not None else "its config.json has no video_token_id"
 
     @cached_property
     def token_id(self) -> int | None:
         """The id that stands for a piece of a video in a prompt."""
-        config = self._checkpoint.config
-        token_id = getattr(config, "video_token_id", None)
-        takes_videos = (
-            self._checkpoint.takes_images and family_of(config.model_type).video_processor
+        checkpoint = self._checkpoint
+        if not (checkpoint.takes_images and family_of(checkpoint.model_type).video_processor):
+            return None
+        token_id: int | None = checkpoint.fact(
+            "video_token_id", lambda: getattr(checkpoint.config, "video_token_id", None)
         )
-        return token_id if takes_videos and isinstance(token_id, int) else None
+        return token_id if isinstance(token_id, int) else None
 
     @cached_property
     def placeholder(self) -> str | None:
@@ -78,7 +79,7 @@ class Videos:
         it cannot be had.
         """
         need("transformers", "hf", "reading videos")
-        load, kind = self._checkpoint.load, self._checkpoint.config.model_type
+        load, kind = self._checkpoint.load, self._checkpoint.model_type
         processor = load_processor(
             self._checkpoint.source,
             kind,

@@ -28,7 +28,7 @@ import transformers
 from pipegen.backends.checkpoint.boundaries import named_lengths
 from pipegen.backends.checkpoint.checkpoint import Checkpoint
 from pipegen.backends.checkpoint.in_memory import CheckpointInMemory
-from pipegen.backends.checkpoint.verdicts import keep, kept
+from pipegen.backends.checkpoint.verdicts import CannotCheck, keep, kept
 from pipegen.backends.hf import attention
 from pipegen.backends.hf.cache_argument import UnknownCache
 from pipegen.backends.hf.hf_rows import HFRow
@@ -43,7 +43,6 @@ from pipegen.records.results import Encoded, Prompt
 
 __all__ = [
     "WAYS",
-    "CannotCheck",
     "Way",
     "WrongSteps",
     "check_first_steps",
@@ -128,10 +127,6 @@ _LEAST = -1e4
 """Logits below that are masks."""
 
 
-class CannotCheck(Exception):
-    """Whether the steps are right is not known, for this reason."""
-
-
 class WrongSteps(ValueError):
     """No way to read rows gives the logits of transformers' plain forward."""
 
@@ -159,12 +154,13 @@ def way_of(model: Any, checkpoint: Checkpoint, pixels: Pixels) -> Way:
     if load.self_check:
         # the weights of a model in memory may change at any time
         about = None if isinstance(checkpoint, CheckpointInMemory) else _about(model, checkpoint)
+        kept_way = _kept_way(about)
         try:
-            way = _kept_way(about) or check_first_steps(model, checkpoint, pixels)
+            way = kept_way or check_first_steps(model, checkpoint, pixels)
         except CannotCheck as unknown:
             _log.info("the first steps of %s are not checked: %s", load.model, unknown)
         else:
-            if about is not None:
+            if about is not None and kept_way is None:
                 keep(_CHECK, way._asdict(), **about)
     if way != WAYS[0]:
         why = "its configuration asks for it" if way == first_way(checkpoint.config) else way.why

@@ -24,22 +24,18 @@ from pipegen.backends.checkpoint.checkpoint import Checkpoint
 from pipegen.backends.checkpoint.checkpoint_engine import release
 from pipegen.backends.checkpoint.in_memory import CheckpointInMemory
 from pipegen.backends.checkpoint.load_errors import engine_failed, short
-from pipegen.backends.checkpoint.locate import check_adapter_folder
 from pipegen.backends.hf.attention import fitting_attention, use_grouped
 from pipegen.backends.hf.cache_argument import UnknownCache
 from pipegen.backends.hf.compiled import Compiled, check_compilable
 from pipegen.backends.hf.video_positions import correct_positions
 from pipegen.core.errors import BackendFailed, CallFailed
-from pipegen.engines.extras import need
 from pipegen.engines.settings import ModelLoadConfig
-from pipegen.records.fields import InvalidField
 from pipegen.records.secret import revealed
 
 __all__ = [
     "PassFailed",
     "Weights",
     "advice",
-    "check_settings",
     "is_out_of_memory",
     "load_model",
     "pass_failed",
@@ -222,62 +218,6 @@ class Weights:
             if self._model is not None:
                 self._model = self.compiled = None
                 release()
-
-
-OWN = {
-    **{
-        name: name
-        for name in ("dtype", "device_map", "attn_implementation", "revision", "trust_remote_code")
-    },
-    "torch_dtype": "dtype",
-    "adapter_name_or_path": "adapter",
-}
-"""Arguments of `from_pretrained` that pipegen gives itself, and the field that says each."""
-_SPREAD = ("auto", "balanced", "balanced_low_0", "sequential")
-
-
-def check_settings(load: ModelLoadConfig) -> None:
-    """Raise `InvalidField` for a device that is not here, an adapter's folder that is not there,
-    and an argument that a field of the record says.
-
-    Raises `MissingExtra` where a setting needs a package that is not installed.
-    """
-    for name in load.engine_kwargs:
-        if name in OWN:
-            raise InvalidField(
-                f"ModelLoadConfig.engine_kwargs takes no {name!r} for backend 'hf': set {OWN[name]}"
-            )
-        if name in ("config", "output_loading_info", "pretrained_model_name_or_path"):
-            raise InvalidField(
-                f"ModelLoadConfig.engine_kwargs takes no {name!r} for backend 'hf': pipegen sets it"
-                " itself"
-            )
-    if load.device is not None:
-        _check_device("device", load.device)
-    if load.device_map is not None:
-        need("accelerate", "hf", "device_map")
-        if load.device_map not in _SPREAD:
-            _check_device("device_map", load.device_map)
-    if load.adapter is not None:
-        need("peft", "peft", "a LoRA adapter")
-        check_adapter_folder(str(load.adapter))
-
-
-def _check_device(field: str, name: str) -> None:
-    try:
-        device = torch.device(name)
-        kind = torch.get_device_module(device)
-    except RuntimeError:
-        raise InvalidField(
-            f"ModelLoadConfig.{field} takes a device such as cpu, cuda or cuda:1, not {name!r}"
-        ) from None
-    count = kind.device_count() if kind.is_available() else 0
-    if (device.index or 0) >= count:
-        here = f"{count} of the kind" if count else "none of the kind"
-        raise InvalidField(
-            f"ModelLoadConfig.{field}: there is no {name!r} here; torch {torch.__version__} finds"
-            f" {here}: leave {field} out to take what is here"
-        )
 
 
 def advice(load: ModelLoadConfig, raised: Exception) -> str:

@@ -76,7 +76,7 @@ def chat_server(wire: Wire, settings: ChatServerSettings) -> Route:
     from pipegen.drivers.route import route
 
     model = os.fspath(settings.model)
-    if wire.name == "openai_chat" and settings.served_model_name is None:
+    if not wire.known and settings.served_model_name is None:
         # a public server need not list its models
         settings = dataclasses.replace(settings, served_model_name=model)
     if settings.separate_reasoning is not None:

@@ -13,13 +13,13 @@ from immutabledict import immutabledict
 from returns.result import Failure, Success
 
 from pipegen.answer.answer_check import WORDS, Answer, disobeyed, wrong_form
-from pipegen.answer.split_thought import thinking_beside_form, thinking_unfinished
+from pipegen.answer.split_thought import thinking_unfinished
 from pipegen.backends.http.access import Access
 from pipegen.backends.servers.call_pieces import CallPieces
+from pipegen.backends.servers.extra_body import unthought_form
 from pipegen.backends.servers.finishes import ended_wrong
 from pipegen.backends.servers.http_engine import HttpEngine, WholeRow
 from pipegen.backends.servers.image_urls import messages_of
-from pipegen.backends.servers.openai import asks_to_think
 from pipegen.backends.servers.server import SPARE
 from pipegen.backends.servers.wire import Completion, Facts, ServerRequest, Wire
 from pipegen.core.errors import (
@@ -408,7 +408,7 @@ class ChatEngine(HttpEngine[ResolvedRequest, ChatOutput]):
             options = dataclasses.replace(
                 options, chat=dataclasses.replace(chat, enable_thinking=None)
             )
-        if self.name == "openai_chat" and chat is not None:
+        if not self.wire.known and chat is not None:
             if thinks is False:
                 words = (
                     "does not honour enable_thinking=False: a plain server has no field for it, and"
@@ -421,22 +421,8 @@ class ChatEngine(HttpEngine[ResolvedRequest, ChatOutput]):
                 )
             # nothing is sent
             options = dataclasses.replace(
-                options,
-                chat=dataclasses.replace(chat, enable_thinking=chat.enable_thinking or None),
+                options, chat=dataclasses.replace(chat, enable_thinking=thinks)
             )
-        if (
-            self.name == "sglang_chat"
-            and chat is not None
-            and not chat.add_generation_prompt
-            and not chat.continue_final_message
-        ):
-            return self._refused("add_generation_prompt", "always opens the assistant's turn")
-        if (
-            self.name in ("openai_chat", "vllm_chat")
-            and options.decode is not None
-            and options.decode.skip_special_tokens is False
-        ):
-            return self._refused("skip_special_tokens", "does not honour skip_special_tokens=False")
         return Success(ResolvedRequest(request=request, options=options))
 
     def _refused(self, option: str, words: str, hint: str = "") -> Failure[Any]:
@@ -448,22 +434,14 @@ class ChatEngine(HttpEngine[ResolvedRequest, ChatOutput]):
         A server without a reasoning parser holds a form from the first token, so that nothing is
         thought: its answer is no answer to a request for both.
         """
-        thought = answer.reasoning or answer.tool_calls or self.name == "openai_chat"
-        if (
-            answer.job.options.structured is not None
-            and not thought
-            and asks_to_think(answer.job.options, self.sender.extra_body)
-        ):
-            unthought = thinking_beside_form(answer.job.options)
-            if unthought is not None:
-                return Failure(
-                    unthought.with_fields(
-                        hint=(
-                            "start the server with a reasoning parser (--reasoning-parser), or"
-                            f" {unthought.hint}"
-                        )
-                    )
-                )
+        thought = answer.reasoning or answer.tool_calls or not self.wire.known
+        unthought = None if thought else unthought_form(answer.job.options, self.sender.extra_body)
+        if unthought is not None:
+            hint = (
+                "start the server with a reasoning parser (--reasoning-parser), or"
+                f" {unthought.hint}"
+            )
+            return Failure(unthought.with_fields(hint=hint))
         made = result_of(answer, route, self.plugins, self.sender.extra_body)
         return made.alt(self.sender.access.scrubbed)
 
@@ -537,9 +515,9 @@ class ChatEngine(HttpEngine[ResolvedRequest, ChatOutput]):
         return self._ended(row)
 
     def _ended(self, row: ChatRow) -> Slot[ChatOutput]:
-        """The finished row's answer, with the limit that vLLM names for it."""
-        limit = self.limit_of(self.sender.directory.known) if self.name == "vllm_chat" else None
-        return row.slot(limit)
+        """The finished row's answer, with its exact limit where the server names one."""
+        facts = self.sender.directory.known
+        return row.slot(self.limit_of(facts) if self.wire.exact_limit else None)
 
 
 def _no_images(facts: Facts) -> str:

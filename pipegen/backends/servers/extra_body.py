@@ -22,13 +22,14 @@ import functools
 from collections.abc import Collection, Mapping
 from typing import Any
 
+from pipegen.answer.split_thought import thinking_beside_form
 from pipegen.backends.servers.wire import Facts, WireRequest
 from pipegen.core.errors import UnsupportedOption
 from pipegen.core.names import CLOSE, nearest
-from pipegen.records.engine_list import DIALECTS, shown
 from pipegen.records.option_table import OPTIONS, server_fields
+from pipegen.records.options import GenerationOptions
 
-__all__ = ["OWN", "REMOVED", "SERVERS", "check_extra_body", "schema_fields", "unknown_field"]
+__all__ = ["OWN", "REMOVED", "check_extra_body", "schema_fields", "unknown_field", "unthought_form"]
 
 OWN = ("messages", "stream", "stream_options", "rid", "request_id", "input_ids")
 """Fields that pipegen sets itself, for each request another value."""
@@ -43,11 +44,6 @@ REMOVED: Mapping[str, str] = {
     "guided_decoding_backend": "",
 }
 """Fields that vLLM had before `structured_outputs`, whose key each is now. Never sent."""
-SERVERS: Mapping[str, str] = {
-    **{dialect: shown(dialect) for dialect in DIALECTS},
-    "plain": "the server",
-}
-"""What the dialects' servers are called in messages."""
 
 
 def check_extra_body(extra_body: Mapping[str, Any], dialect: str) -> UnsupportedOption | None:
@@ -71,6 +67,27 @@ def check_extra_body(extra_body: Mapping[str, Any], dialect: str) -> Unsupported
             hint = "use json_schema, regex or choice, or structured_outputs as in vLLM"
             return UnsupportedOption(words, option=name, hint=hint)
     return None
+
+
+def unthought_form(
+    options: GenerationOptions, extra_body: Mapping[str, Any]
+) -> UnsupportedOption | None:
+    """The refusal of a form beside thinking that is asked for: by the option, or by a field of
+    `extra_body`.
+
+    >>> options = GenerationOptions(structured={"regex": "a"})
+    >>> unthought_form(options, {"chat_template_kwargs": {"enable_thinking": True}}).option
+    'enable_thinking'
+    >>> unthought_form(options, {}) is None
+    True
+    """
+    variables = extra_body.get("chat_template_kwargs")
+    asked = (
+        options.chat is not None and options.chat.enable_thinking,
+        extra_body.get("enable_thinking"),
+        variables.get("enable_thinking") if isinstance(variables, Mapping) else None,
+    )
+    return thinking_beside_form(options) if True in asked else None
 
 
 def unknown_field(

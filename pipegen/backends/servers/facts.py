@@ -34,6 +34,7 @@ ABOUT = (
     "enable_deterministic_inference",
     "max_req_input_len",
     "has_image_understanding",
+    "reasoning_parser",
 )
 """What is kept of a server's page of facts, which may hold more than it should."""
 
@@ -112,7 +113,11 @@ class Directory:
             await self._get(self._about) if self._about is not None and models is not None else None
         )
         about_fields = (
-            {name: about[name] for name in ABOUT if isinstance(about.get(name), (str, int, float))}
+            {
+                name: about[name]
+                for name in ABOUT
+                if name in about and isinstance(about[name], (str, int, float, type(None)))
+            }
             if about
             else {}
         )

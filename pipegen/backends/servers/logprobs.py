@@ -101,13 +101,16 @@ def entries_in(reported: Any) -> list[Entry]:
     return rows
 
 
-def entries_of_meta(meta: Mapping[str, Any], first: int = 0) -> list[Entry]:
-    """What SGLang's `meta_info` says, from the token at `first` of its lists on: rows of [logprob,
-    id, text].
+def entries_of_meta(
+    meta: Mapping[str, Any], seen: int = 0, count: int = 0, kind: str = "output"
+) -> list[Entry]:
+    """What SGLang's `meta_info` says of tokens: rows of [logprob, id, text]. They are those of
+    `count` new tokens, or of the tokens before these too, `seen` of them.
     """
-    token_rows, tops = _listed(meta, "output_token_logprobs"), _listed(meta, "output_top_logprobs")
+    token_rows = _listed(meta, f"{kind}_token_logprobs")
+    tops = _listed(meta, f"{kind}_top_logprobs")
     rows: list[Entry] = []
-    for place in range(first, len(token_rows)):
+    for place in range(seen if len(token_rows) == seen + count else 0, len(token_rows)):
         table = tops[place] if place < len(tops) else None
         rows.append(
             (
@@ -251,31 +254,22 @@ def scores_of_meta(meta: Mapping[str, Any], ask: ServerRequest) -> Slot[Scores |
     SGLang writes 0 for the very last id of the vocabulary (`x if x < vocab_size - 1 else 0`),
     beside that token's own log probability.
     """
-    token_rows, tops = _listed(meta, "input_token_logprobs"), _listed(meta, "input_top_logprobs")
-    if len(token_rows) != ask.scored + 1 or len(tops) != len(token_rows):
+    entries, tops = entries_of_meta(meta, kind="input"), _listed(meta, "input_top_logprobs")
+    if len(entries) != ask.scored + 1 or len(tops) != len(entries):
         return malformed(
-            f"meta_info has {len(token_rows)} log probabilities of input tokens and {len(tops)}"
+            f"meta_info has {len(entries)} log probabilities of input tokens and {len(tops)}"
             f" highest ones; {ask.scored + 1} were asked"
         )
-    pairs: list[tuple[Any, list[Pair]]] = []
     last = max(ask.token_ids)
-    for token, entry, top in zip(
-        ask.token_ids[-ask.scored :], token_rows[1:], tops[1:], strict=True
-    ):
-        row, candidates = (
-            _row(entry),
-            [_row(top_row) for top_row in top] if isinstance(top, list) else [],
+    pairs = [
+        (
+            row[1]
+            if row is not None and (row[0] == token or (row[0] == 0 and token == last))
+            else None,
+            [candidate for candidate in candidates if candidate != (None, None)],
         )
-        pairs.append(
-            (
-                (
-                    row[1]
-                    if row is not None and (row[0] == token or (row[0] == 0 and token == last))
-                    else None
-                ),
-                [candidate for candidate in candidates if candidate is not None],
-            )
-        )
+        for token, (row, candidates) in zip(ask.token_ids[-ask.scored :], entries[1:], strict=True)
+    ]
     return _scores(pairs, ask)
 
 

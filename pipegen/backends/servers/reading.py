@@ -8,27 +8,26 @@ touching them.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from returns.result import Failure, Success
 
 from pipegen.backends.http.plain_json import decoded
-from pipegen.backends.servers.wire import Completion, WireReply
+from pipegen.backends.servers.wire import WireReply
 from pipegen.core.errors import InvalidRequest, MalformedResponse
 from pipegen.core.slots import Slot, is_ok
 from pipegen.records.frozen import NESTING
 
 __all__ = [
     "error_message",
+    "found",
     "ids_of",
     "json_of",
     "malformed",
     "merged",
-    "pieces",
     "refused_ids",
     "usage_of",
-    "whole",
 ]
 
 _MANY = 2**53
@@ -111,6 +110,19 @@ def _deeper(value: Any) -> bool:
         if not level:
             return False
     return True
+
+
+def found(names: tuple[str, ...], *holders: Mapping[str, Any]) -> Any:
+    """The first value of these fields that is there, in the first object that has one; else None.
+
+    >>> found(("a", "b"), {"a": None, "b": 1}, {"a": 2})
+    1
+    """
+    for holder in holders:
+        for name in names:
+            if (value := holder.get(name)) is not None:
+                return value
+    return None
 
 
 def ids_of(value: Any, place: str) -> Slot[tuple[int, ...]]:
@@ -196,47 +208,3 @@ def refused_ids(
     if marks != images:
         return InvalidRequest(f"the prompt holds {marks} image placeholders for {images} images")
     return None
-
-
-Read = Callable[[Mapping[str, Any], str], Slot[Completion]]
-"""Reads one choice, given its place for messages."""
-
-
-def pieces(answer: Any, read: Read, *, event: bool = False) -> Slot[tuple[Completion, ...]]:
-    """What the choice of an answer, or of one event of a stream, brings; none where there is no
-    choice. An `event` may have no choices at all: it is a sign of life.
-
-    >>> pieces({"choices": [7]}, lambda choice, place: Success(Completion())).failure().message
-    'choices[0] is int, not an object'
-    """
-    choices = answer.get("choices") if isinstance(answer, dict) else None
-    if choices is None and event and isinstance(answer, dict):
-        return Success(())
-    if not isinstance(choices, list):
-        return malformed(f"choices is {type(choices).__name__}, not a list")
-    if len(choices) > 1:
-        return malformed(f"the answer holds {len(choices)} choices, and 1 was asked")
-    if not choices:
-        return Success(())
-    if not isinstance(choices[0], dict):
-        return malformed(f"choices[0] is {type(choices[0]).__name__}, not an object")
-    completion_slot = read(choices[0], "choices[0]")
-    if not is_ok(completion_slot):
-        return Failure(completion_slot.failure())
-    completion = completion_slot.unwrap()
-    if completion.index:
-        return malformed(f"choices[0].index is {completion.index!r:.40}, and 1 was asked")
-    return Success((completion,))
-
-
-def whole(answer: Any, read: Read) -> Slot[tuple[Completion, ...]]:
-    """The completion of a whole answer, which has ended."""
-    completion_slot = pieces(answer, read)
-    if not is_ok(completion_slot):
-        return completion_slot
-    completions = completion_slot.unwrap()
-    if not completions:
-        return malformed("the answer holds choices [], and 1 were asked")
-    if completions[0].finish is None:
-        return malformed("a choice of the answer has no finish_reason")
-    return completion_slot

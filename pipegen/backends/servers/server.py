@@ -26,7 +26,7 @@ from pipegen.backends.servers.finishes import ended_wrong
 from pipegen.backends.servers.http_engine import HttpEngine, WholeRow
 from pipegen.backends.servers.image_urls import places
 from pipegen.backends.servers.reading import refused_ids
-from pipegen.backends.servers.wire import Completion, Facts, ServerRequest, Wire
+from pipegen.backends.servers.wire import Completion, Facts, ServerRequest, Wire, skips_special
 from pipegen.core.errors import GenerationError, MalformedResponse, UnsupportedOption
 from pipegen.core.foreign_calls import call_tokenizer
 from pipegen.core.slots import Slot, is_ok
@@ -266,9 +266,7 @@ class ServerEngine(HasModelMetadata, HttpEngine[Encoded, Raw]):
             self.wire.server_side_stops(options) - facts.lacks,
         )
         ids = ending_ids(options, self.tokenizer, self.eos_token_ids, self._checkpoint.vocab_size)
-        hidden = self.wire.raw_stops and (
-            options.decode is None or options.decode.skip_special_tokens is not False
-        )
+        hidden = self.wire.raw_stops and skips_special(options)
         at_server = "stops" in server_side_stops and not (
             hidden
             and any(touches(stop, tuple(self.tokenizer.special_tokens)) for stop in plan.text)

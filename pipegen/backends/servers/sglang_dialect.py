@@ -6,6 +6,7 @@ Pure functions; the facts are those of SGLang 0.5.23 (`srt/managers/io_struct.py
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -14,18 +15,28 @@ from returns.result import Failure, Success
 
 from pipegen.backends import grammar
 from pipegen.backends.http.last_call import LastCallCache
+from pipegen.backends.servers.choices import ended, read_choice
+from pipegen.backends.servers.extra_body import unthought_form
 from pipegen.backends.servers.finishes import gives_up
 from pipegen.backends.servers.image_urls import data_url
-from pipegen.backends.servers.logprobs import MARGIN, entries_of_meta, logprobs_of, scores_of_meta
-from pipegen.backends.servers.reading import ids_of, malformed, merged, usage_of
+from pipegen.backends.servers.logprobs import MARGIN
+from pipegen.backends.servers.reading import ids_of, malformed, merged
 from pipegen.backends.servers.server_errors import classified, lengths_in
-from pipegen.backends.servers.wire import Completion, Facts, ServerRequest, Wire, WireRequest
+from pipegen.backends.servers.wire import (
+    Completion,
+    Facts,
+    ServerRequest,
+    Wire,
+    WireRequest,
+    skips_special,
+)
 from pipegen.core.errors import UnsupportedOption
-from pipegen.core.slots import Slot, is_ok
-from pipegen.records.finish_words import word_of
+from pipegen.core.functional import without_none
+from pipegen.core.slots import Slot
+from pipegen.records.engine_list import shown
+from pipegen.records.fields import unchecked_replace
 from pipegen.records.option_table import wire_fields
 from pipegen.records.options import GenerationOptions, in_effect
-from pipegen.records.results import TokenLogprob
 
 __all__ = ["SGLANG", "from_event", "from_wire", "sampling_params", "to_wire", "too_long"]
 
@@ -57,13 +68,11 @@ def sampling_params(
         "stop_token_ids": list(ending_ids) or None,
         "ignore_eos": _ignores_eos(options),
         "no_stop_trim": True,
-        "skip_special_tokens": (
-            options.decode is None or options.decode.skip_special_tokens is not False
-        ),
+        "skip_special_tokens": skips_special(options),
         "spaces_between_special_tokens": False,
         **form_of(options),
     }
-    return Success({name: value for name, value in params.items() if value is not None})
+    return Success(without_none(params))
 
 
 def form_of(options: GenerationOptions) -> dict[str, Any]:
@@ -132,37 +141,30 @@ def unsupported(
 
 def to_wire(ask: ServerRequest, facts: Facts) -> Slot[WireRequest]:
     """The request."""
-    sampling = sampling_params(ask.options, ask.ending_ids, ask.stops)
-    if ask.params is None and not is_ok(sampling):
-        return Failure(sampling.failure())
-    params = sampling.unwrap() if ask.params is None else ask.params
-    body: dict[str, Any] = {"input_ids": list(ask.token_ids), "sampling_params": params}
-    if ask.rid:
-        body["rid"] = ask.rid
-    if ask.stream:
-        body["stream"] = True
-    if ask.images:
-        body |= {
-            "image_data": [data_url(image) for image in ask.images],
-            "return_prompt_token_ids": True,
-        }
-    if ask.options.logprobs:
-        body |= {
-            "return_logprob": True,
-            "logprob_start_len": -1,
-            "top_logprobs_num": max(ask.options.top_logprobs or 0, MARGIN),
-        }
-    # from the token before them on: an earlier start would switch SGLang's prefix cache off
-    if ask.scored:
-        body |= {
-            "return_logprob": True,
-            "logprob_start_len": ask.prompt_tokens - ask.scored - 1,
-            "top_logprobs_num": 1,
-        }
-    return Success(
-        WireRequest(
+    params = (
+        sampling_params(ask.options, ask.ending_ids, ask.stops)
+        if ask.params is None
+        else Success(ask.params)
+    )
+    images, logprobs = ask.images, ask.options.logprobs or ask.scored
+    body: dict[str, object] = {
+        "input_ids": list(ask.token_ids),
+        "rid": ask.rid or None,
+        "stream": ask.stream or None,
+        "image_data": [data_url(image) for image in images] or None,
+        "return_prompt_token_ids": True if images else None,
+        "return_logprob": True if logprobs else None,
+    }
+    if logprobs:
+        # from the token before them on: an earlier start would switch SGLang's prefix cache off
+        start, tops = -1, max(ask.options.top_logprobs or 0, MARGIN)
+        if ask.scored:
+            start, tops = ask.prompt_tokens - ask.scored - 1, 1
+        body |= {"logprob_start_len": start, "top_logprobs_num": tops}
+    return params.map(
+        lambda sampling: WireRequest(
             path="/generate",
-            body=merged(body, ask.extra_body) if ask.extra_body else body,
+            body=merged(without_none({**body, "sampling_params": sampling}), ask.extra_body),
             stream=ask.stream,
             rid=ask.rid,
         )
@@ -174,82 +176,55 @@ def from_wire(answer: Any, ask: ServerRequest) -> Slot[tuple[Completion, ...]]:
     items = answer if isinstance(answer, list) else [answer]
     if len(items) != 1:
         return malformed(f"the answer holds {len(items)} completions, and 1 was asked")
-    parsed = _completion(items[0], ask, 0)
-    if is_ok(parsed) and parsed.unwrap().finish is None:
-        return malformed("meta_info holds no finish_reason")
-    return parsed.map(lambda completion: (completion,))
+    return from_event(items[0], ask, 0).bind(ended)
 
 
 def from_event(event: Any, ask: ServerRequest, seen: int) -> Slot[tuple[Completion, ...]]:
     """What one event of a stream brings. Its ids are all so far, or, as the server may be set, only
     the new ones: `completion_tokens` tells which.
     """
-    return _completion(event, ask, seen).map(lambda piece: (piece,))
-
-
-def _completion(item: Any, ask: ServerRequest, tokens_before: int) -> Slot[Completion]:
-    meta = item.get("meta_info") if isinstance(item, Mapping) else None
-    if not isinstance(item, Mapping) or not isinstance(meta, Mapping):
+    meta = event.get("meta_info") if isinstance(event, Mapping) else None
+    if not isinstance(event, Mapping) or not isinstance(meta, Mapping):
         return malformed("the answer holds no meta_info")
     reason = meta.get("finish_reason")
-    if not (
-        reason is None or (isinstance(reason, Mapping) and isinstance(reason.get("type"), str))
-    ):
+    end = {"type": None} if reason is None else reason
+    if not isinstance(end, Mapping) or not (reason is None or isinstance(end.get("type"), str)):
         return malformed(f"meta_info.finish_reason is {reason!r:.80}")
-    finish, stop = (
-        (None, None) if reason is None else (word_of(reason["type"]), reason.get("matched"))
-    )
-    said = reason.get("message") if reason is not None else None
-    if stop == "NaN happened":  # what SGLang calls an id outside the vocabulary
+    if end.get("matched") == "NaN happened":  # what SGLang calls an id outside the vocabulary
         return malformed("SGLang's logits were not numbers")
-    output_ids, total = item.get("output_ids"), meta.get("completion_tokens")
-    ids_slot = ids_of(
-        [] if output_ids is None and (ask.stream or gives_up(finish)) else output_ids, "output_ids"
+    ids = event.get("output_ids")
+    if ids is None and (ask.stream or gives_up(end["type"])):
+        ids = []
+    completion = (
+        ids_of(ids, "output_ids")
+        .bind(lambda checked: _new(checked, meta.get("completion_tokens"), ask, seen))
+        .bind(
+            lambda new: read_choice(
+                {
+                    "token_ids": new,
+                    "finish_reason": end["type"],
+                    "stop_reason": end.get("matched"),
+                    "meta_info": meta,
+                },
+                {**event, "usage": meta},
+                ask,
+                seen,
+            )
+        )
     )
-    if not is_ok(ids_slot):
-        return Failure(ids_slot.failure())
-    ids = ids_slot.unwrap()
+    words = end.get("message")
+    if isinstance(words, str):
+        completion = completion.map(lambda piece: unchecked_replace(piece, words=words))
+    return completion.map(lambda piece: (piece,))
+
+
+def _new(ids: tuple[int, ...], total: object, ask: ServerRequest, seen: int) -> Slot[list[int]]:
+    """The ids that an event brings, of which the server counts `total` so far."""
     if not ask.stream or type(total) is not int or total == len(ids):
-        new = ids[tokens_before:]
-    elif total == tokens_before + len(ids):
-        new = ids
-    else:
-        return malformed(
-            f"an event holds {len(ids)} ids of {total} generated, after {tokens_before}"
-        )
-    logprobs: Slot[tuple[TokenLogprob, ...] | None] = Success(None)
-    if ask.options.logprobs:
-        # of all tokens so far, or of the new ones alone
-        entries = meta.get("output_token_logprobs")
-        first = (
-            tokens_before
-            if isinstance(entries, list) and len(entries) == tokens_before + len(new)
-            else 0
-        )
-        logprobs = logprobs_of(
-            entries_of_meta(meta, first),
-            new,
-            wanted=ask.options.top_logprobs or 0,
-            seen=tokens_before,
-        )
-    prompt = item.get("prompt_token_ids")
-    prompt_ids = ids_of(prompt, "prompt_token_ids") if prompt is not None else Success(None)
-    scores = scores_of_meta(meta, ask) if ask.scored else Success(None)
-    for parsed in (scores, logprobs, prompt_ids):
-        if not is_ok(parsed):
-            return Failure(parsed.failure())
-    return Success(
-        Completion(
-            token_ids=new,
-            logprobs=logprobs.unwrap(),
-            finish=finish,
-            words=said if isinstance(said, str) else "",
-            stop=stop if isinstance(stop, (int, str)) else None,
-            prompt_token_ids=prompt_ids.unwrap(),
-            usage=usage_of(meta),
-            scores=scores.unwrap(),
-        )
-    )
+        return Success([*ids[seen:]])
+    if total == seen + len(ids):
+        return Success([*ids])
+    return malformed(f"an event holds {len(ids)} ids of {total} generated, after {seen}")
 
 
 _TOO_LONG = (
@@ -296,6 +271,59 @@ def limit(facts: Facts) -> int | None:
     """
     longest = facts.about.get("max_req_input_len")
     return longest + 4 if type(longest) is int and longest > 0 else None
+
+
+def response_format(options: GenerationOptions) -> Mapping[str, Any]:
+    """The form of the answer, as OpenAI has it, and SGLang besides."""
+    form = form_of(options)
+    if "json_schema" not in form:
+        return form
+    schema = {"name": "answer", "schema": json.loads(form["json_schema"]), "strict": True}
+    return {"response_format": {"type": "json_schema", "json_schema": schema}}
+
+
+def chat_fields(options: GenerationOptions, stops: tuple[str, ...]) -> Mapping[str, Any]:
+    """The fields that no other chat server has."""
+    logprobs = True if options.logprobs else None
+    return {
+        "top_k": options.top_k or -1,
+        "no_stop_trim": True if stops else None,
+        "logprobs": logprobs,
+        "top_logprobs": max(options.top_logprobs or 0, MARGIN) if logprobs else None,
+        "return_token_ids": logprobs,
+        "return_meta_info": logprobs,
+        **response_format(options),
+    }
+
+
+def chat_unsupported(request: ServerRequest, facts: Facts) -> UnsupportedOption | None:
+    """The option that SGLang's chat route would change or cannot carry out, if there is one."""
+    options, chat, unthought = request.options, request.options.chat, None
+    option, words, hint = "", "", ""
+    if chat is not None and not (chat.add_generation_prompt or chat.continue_final_message):
+        option, words = "add_generation_prompt", "always opens the assistant's turn"
+    if request.stream and options.logprobs:
+        option, words = (
+            "logprobs",
+            (
+                "does not honour logprobs in a stream: there the server names tokens by their texts"
+                " alone"
+            ),
+        )
+        hint = "ask for the whole answer with run(...), or use sglang_server"
+    if option:
+        return UnsupportedOption(f"{shown('sglang_chat')} {words}", option=option, hint=hint)
+    if facts.about.get("reasoning_parser", "") is None:  # it would hold the form back
+        unthought = unthought_form(options, request.extra_body)
+    return unthought or unsupported(options, request.ending_ids)
+
+
+def chat_stops(options: GenerationOptions) -> frozenset[str]:
+    """What SGLang's chat route may end a row at. Asked to leave a stop string in the text, it
+    leaves a stop token there too.
+    """
+    by_ids = options.stop is not None and bool(options.stop.stop_token_ids)
+    return frozenset({"ids"}) if by_ids else server_side_stops(options)
 
 
 SGLANG = Wire(

@@ -16,18 +16,11 @@ from returns.result import Failure, Success
 from pipegen.answer.barred import ends_barred, spellings
 from pipegen.backends.grammar import form_of, unsupported_with_form
 from pipegen.backends.http.last_call import LastCallCache
+from pipegen.backends.servers.choices import pieces, read_choice, whole
 from pipegen.backends.servers.finishes import gives_up
 from pipegen.backends.servers.image_urls import data_url
-from pipegen.backends.servers.logprobs import MARGIN, entries_in, logprobs_of, scores_of_tables
-from pipegen.backends.servers.reading import (
-    error_message,
-    ids_of,
-    malformed,
-    merged,
-    pieces,
-    usage_of,
-    whole,
-)
+from pipegen.backends.servers.logprobs import MARGIN
+from pipegen.backends.servers.reading import error_message, malformed, merged
 from pipegen.backends.servers.server_errors import classified, lengths_in
 from pipegen.backends.servers.wire import (
     Completion,
@@ -36,12 +29,14 @@ from pipegen.backends.servers.wire import (
     Wire,
     WireReply,
     WireRequest,
+    skips_special,
 )
 from pipegen.backends.vllm.vllm_sampling import too_many
 from pipegen.core.errors import UnsupportedMultimodal, UnsupportedOption
+from pipegen.core.functional import without_none
 from pipegen.core.slots import Slot, is_ok
 from pipegen.engines.tokenizer import Tokenizer
-from pipegen.records.finish_words import word_of
+from pipegen.records.engine_list import shown
 from pipegen.records.option_table import wire_fields
 from pipegen.records.options import GenerationOptions, in_effect
 
@@ -52,7 +47,6 @@ GENERATE, COMPLETIONS = "/inference/v1/generate", "/v1/completions"
 LEAST_TEMPERATURE = 0.01
 """vLLM raises a temperature above 0 to at least this, with a warning only."""
 MOST_TEMPERATURE = 2.0
-NONE = Success(None)
 MOST_STOPS = 4
 """Stop strings that vLLM takes in one request for text (`VLLM_MAX_STOP_STRINGS`)."""
 MOST_LOGPROBS = 20
@@ -91,20 +85,18 @@ def sampling_params(
         "ignore_eos": True,
         "logprobs": logprobs_asked(options, drawn_is_extra),
         "include_stop_str_in_output": True,
-        "skip_special_tokens": (
-            options.decode is None or options.decode.skip_special_tokens is not False
-        ),
+        "skip_special_tokens": skips_special(options),
         "spaces_between_special_tokens": False,
         "detokenize": bool(stops),
-        "structured_outputs": (
-            {
-                "json" if name == "json_schema" else name: value
-                for name, value in form_of(options).items()
-            }
-            or None
-        ),
+        "structured_outputs": structured_outputs(options),
     }
-    return Success({name: value for name, value in params.items() if value is not None})
+    return Success(without_none(params))
+
+
+def structured_outputs(options: GenerationOptions) -> Mapping[str, Any] | None:
+    """The form of the answer, in vLLM's words."""
+    form = form_of(options)
+    return {"json" if name == "json_schema" else name: form[name] for name in form} or None
 
 
 def logprobs_asked(options: GenerationOptions, drawn_is_extra: bool = False) -> int | None:
@@ -230,37 +222,36 @@ def server_side_stops(options: GenerationOptions) -> frozenset[str]:
 
 def to_wire(ask: ServerRequest, facts: Facts) -> Slot[WireRequest]:
     """The request, by the way that the server offers."""
-    sampling = sampling_params(ask.options, ask.ending_ids, ask.stops, gives_drawn_as_extra(facts))
-    if ask.params is None and not is_ok(sampling):
-        return Failure(sampling.failure())
-    params = sampling.unwrap() if ask.params is None else ask.params
+    params = (
+        sampling_params(ask.options, ask.ending_ids, ask.stops, gives_drawn_as_extra(facts))
+        if ask.params is None
+        else Success(ask.params)
+    )
+    scored = {"prompt_logprobs": 1} if ask.scored else {}
     if "generate" not in facts.lacks:
-        if ask.resized and ask.features is None:
+        if ask.resized and ask.features is None and is_ok(params):
             return (
                 Failure(unkept("this vLLM server does not keep the sizes of images"))
                 if "render" in facts.lacks
                 else Success(render_request(ask))
             )
-        body: dict[str, Any] = {
-            "model": ask.model,
-            "token_ids": list(ask.token_ids),
-            "sampling_params": params,
-            "stream": ask.stream or None,
-        }
-        if ask.scored:
-            body["sampling_params"] = {**params, "prompt_logprobs": 1}
-        if form_of(ask.options):
-            # A server with a reasoning parser would hold the form only once it reads the end of
-            # reasoning, which never comes where nothing is thought.
-            body["reasoning_ended"] = True
-        if ask.images:
-            parts = (
-                [{"type": "image_url", "url": data_url(image)} for image in ask.images]
-                if ask.features is None
-                else None
+        # A server with a reasoning parser would hold the form only once it reads the end of
+        # reasoning, which never comes where nothing is thought.
+        fields: dict[str, object] = {"reasoning_ended": True if form_of(ask.options) else None}
+        if ask.images and ask.features is None:
+            parts = [{"type": "image_url", "url": data_url(image)} for image in ask.images]
+            fields |= {"content_parts": parts, "return_token_ids": True}
+        elif ask.images:
+            fields |= {"features": ask.features, "return_token_ids": True}
+        return params.map(
+            lambda sampling: _request(
+                GENERATE,
+                {"token_ids": list(ask.token_ids), "sampling_params": {**sampling, **scored}}
+                | fields,
+                ask,
+                lacks="generate",
             )
-            body |= {"content_parts": parts, "features": ask.features, "return_token_ids": True}
-        return Success(_request(GENERATE, body, ask, lacks="generate"))
+        )
     if ask.images:
         words = (
             "this vLLM server takes no images by token ids: its endpoint /inference/v1/generate is"
@@ -275,35 +266,28 @@ def to_wire(ask: ServerRequest, facts: Facts) -> Slot[WireRequest]:
                 ),
             )
         )
-    reports: dict[str, Any] = {
+    reports = {
         "return_token_ids": True,
         "return_tokens_as_token_ids": True,
         "add_special_tokens": False,
+        "detokenize": None,
     }
-    params = {name: value for name, value in params.items() if name != "detokenize"}
-    reports |= {"prompt_logprobs": 1} if ask.scored else {}
-    return Success(
-        _request(
+    return params.map(
+        lambda sampling: _request(
             COMPLETIONS,
-            {
-                "model": ask.model,
-                "prompt": list(ask.token_ids),
-                "stream": ask.stream or None,
-                **params,
-                **reports,
-            },
+            {"prompt": list(ask.token_ids), **sampling, **reports, **scored},
             ask,
         )
     )
 
 
 def _request(
-    path: str, body: dict[str, Any], ask: ServerRequest, *, lacks: str = ""
+    path: str, body: Mapping[str, Any], ask: ServerRequest, *, lacks: str = ""
 ) -> WireRequest:
-    present = {name: value for name, value in body.items() if value is not None}
+    own = {"model": ask.model, "stream": ask.stream or None}
     return WireRequest(
         path=path,
-        body=merged(present, ask.extra_body) if ask.extra_body else present,
+        body=merged(without_none({**own, **body}), ask.extra_body),
         stream=ask.stream,
         rid=ask.rid,
         lacks=lacks,
@@ -316,73 +300,22 @@ def from_wire(answer: Any, ask: ServerRequest) -> Slot[tuple[Completion, ...]]:
     """
     if ask.resized and ask.features is None:
         return read_features(answer, ask)
-    return whole(answer, lambda choice, place: _completion(choice, answer, ask, 0, place))
+    return whole(answer, lambda choice: _completion(choice, answer, ask, 0))
 
 
 def from_event(event: Any, ask: ServerRequest, seen: int) -> Slot[tuple[Completion, ...]]:
     """What one event of a stream brings: only new tokens."""
-    return pieces(
-        event, lambda choice, place: _completion(choice, event, ask, seen, place), event=True
-    )
+    return pieces(event, lambda choice: _completion(choice, event, ask, seen), event=True)
 
 
 def _completion(
-    choice: Mapping[str, Any],
-    answer: Mapping[str, Any],
-    ask: ServerRequest,
-    tokens_before: int,
-    place: str,
+    choice: Mapping[str, Any], answer: Mapping[str, Any], ask: ServerRequest, seen: int
 ) -> Slot[Completion]:
-    ids = choice.get("token_ids")
-    word = choice.get("finish_reason")
-    if ids is None and (ask.stream or gives_up(word)):
-        ids = []
-    elif ids is None:
-        return malformed(f"{place} holds no token_ids: the server is too old to give them")
-    prompt = choice.get("prompt_token_ids", answer.get("prompt_token_ids"))
-    index, finish, stop = (
-        choice.get("index", 0),
-        word_of(word) if isinstance(word, str) else word,
-        choice.get("stop_reason"),
-    )
-    if type(index) is not int or not (finish is None or isinstance(finish, str)):
-        return malformed(f"{place} has index {index!r:.40} and finish_reason {finish!r:.40}")
-
-    ids_slot = ids_of(ids, f"{place}.token_ids")
-    if not is_ok(ids_slot):
-        return Failure(ids_slot.failure())
-    token_ids, options = ids_slot.unwrap(), ask.options
-    prompt_ids = NONE if prompt is None else ids_of(prompt, "prompt_token_ids")
-    scores = (
-        scores_of_tables(choice.get("prompt_logprobs", answer.get("prompt_logprobs")), ask)
-        if ask.scored
-        else NONE
-    )
-    logprobs = (
-        logprobs_of(
-            entries_in(choice.get("logprobs")),
-            token_ids,
-            wanted=options.top_logprobs or 0,
-            seen=tokens_before,
-        )
-        if options.logprobs
-        else NONE
-    )
-    for parsed in (prompt_ids, scores, logprobs):
-        if not is_ok(parsed):
-            return Failure(parsed.failure())
-    return Success(
-        Completion(
-            token_ids=token_ids,
-            logprobs=logprobs.unwrap(),
-            finish=finish,
-            stop=stop if isinstance(stop, (int, str)) else None,
-            prompt_token_ids=prompt_ids.unwrap(),
-            usage=usage_of(answer.get("usage")),
-            index=index,
-            scores=scores.unwrap(),
-        )
-    )
+    if choice.get("token_ids") is None:
+        if not ask.stream and not gives_up(choice.get("finish_reason")):
+            return malformed("choices[0] holds no token_ids: the server is too old to give them")
+        choice = {**choice, "token_ids": []}
+    return read_choice(choice, answer, ask, seen)
 
 
 _TOO_LONG = (
@@ -458,6 +391,47 @@ def lacking(reply: WireReply, request: WireRequest) -> str:
         and ("stop strings are not supported" in message or _TOO_MANY.search(message))
         else ""
     )
+
+
+def shows_special(options: GenerationOptions, engine: str) -> UnsupportedOption | None:
+    """The refusal of special tokens in a text that a server decodes."""
+    return (
+        None
+        if skips_special(options)
+        else UnsupportedOption(
+            f"{shown(engine)} does not honour skip_special_tokens=False",
+            option="skip_special_tokens",
+        )
+    )
+
+
+def chat_fields(options: GenerationOptions, stops: tuple[str, ...]) -> Mapping[str, Any]:
+    """The fields that no other chat server has."""
+    chat, logprobs = options.chat, True if options.logprobs else None
+    return {
+        "spaces_between_special_tokens": False,
+        "add_generation_prompt": (
+            None if chat is None or chat.add_generation_prompt is not False else False
+        ),
+        "return_token_ids": True,
+        "logprobs": logprobs,
+        "top_logprobs": logprobs_asked(options),
+        "return_tokens_as_token_ids": logprobs,
+        "structured_outputs": structured_outputs(options),
+    }
+
+
+def chat_unsupported(request: ServerRequest, facts: Facts) -> UnsupportedOption | None:
+    """The option that vLLM's chat route would change or cannot carry out, if there is one."""
+    return shows_special(request.options, "vllm_chat") or unsupported(
+        request.options, request.ending_ids, request.stops
+    )
+
+
+def chat_stops(options: GenerationOptions) -> frozenset[str]:
+    """What vLLM's chat route may end a row at. It takes few stop strings."""
+    many = options.stop is not None and len(options.stop.stop or ()) > MOST_STOPS
+    return frozenset({"ids"} if many else {"ids", "stops"})
 
 
 VLLM = Wire(

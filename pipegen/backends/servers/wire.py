@@ -23,7 +23,15 @@ from pipegen.records.frozen import NOTHING
 from pipegen.records.options import GenerationOptions
 from pipegen.records.results import PreparedImage, TokenLogprob
 
-__all__ = ["Completion", "Facts", "ServerRequest", "Wire", "WireReply", "WireRequest"]
+__all__ = [
+    "Completion",
+    "Facts",
+    "ServerRequest",
+    "Wire",
+    "WireReply",
+    "WireRequest",
+    "skips_special",
+]
 
 
 class ServerRequest(NamedTuple):
@@ -123,7 +131,6 @@ class Completion:
     answer_id: str = ""
     """The server's name for the answer that an event is of; empty where it has none."""
     usage: Mapping[str, int] = NOTHING
-    index: int = 0
     features: Any = None
     """What the server made of the images, where that was all that it was asked."""
     scores: tuple[tuple[float, tuple[int, float]], ...] | None = None
@@ -188,6 +195,14 @@ class Wire:
     """Whether the server looks for stop strings where special tokens show, which to pipegen are
     invisible in the text.
     """
+    known: bool = True
+    """Whether pipegen knows what such a server makes of options and of thinking, how it counts
+    tokens, and that it lists its models.
+    """
+    exact_limit: bool = False
+    """Whether a row may fill the limit that a chat server names, so that its answers are judged by
+    it.
+    """
     abort: Callable[[str], WireRequest] | None = None
     """The request that ends another by its `rid`; None where closing the connection does."""
     honours: frozenset[Capability] | None = None
@@ -202,3 +217,12 @@ class Wire:
     """How many tokens a row may have, prompt and answer together, as that page says it; the lower
     one counts where the list of models says another.
     """
+
+
+def skips_special(options: GenerationOptions) -> bool:
+    """Whether special tokens are left out of the text.
+
+    >>> skips_special(GenerationOptions())
+    True
+    """
+    return options.decode is None or options.decode.skip_special_tokens is not False

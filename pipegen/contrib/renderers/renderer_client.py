@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pipegen.backends.servers import sglang_dialect, vllm_dialect
+from pipegen.backends.servers.openai import too_long
 from pipegen.contrib.renderers.renderer_answers import (
     MalformedGenerateResponseError,
     PromptTooLongError,
@@ -117,11 +117,7 @@ async def generate(
         if not backend.is_overflow_error(refusal):
             raise
         message = words_of(refusal)
-        lengths = (
-            vllm_dialect.too_long(message)
-            or sglang_dialect.too_long(message)
-            or (len(token_ids), max_prompt_len or 0)
-        )
+        lengths = too_long(message) or (len(token_ids), max_prompt_len or 0)
         raise PromptTooLongError(prompt_len=lengths[0], max_prompt_len=lengths[1]) from refusal
     ran = answer.prompt_ids or token_ids
     shared = {

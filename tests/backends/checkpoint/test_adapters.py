@@ -235,7 +235,7 @@ def test_a_file_of_pytorch_and_dora_are_read_as_peft_reads_them(
     adapter = write(tmp_path, tensors, as_bin=as_bin, use_dora=dora)
     by_names(model, adapter)
     pytest.importorskip("peft")
-    loaded = HFEngine(ModelLoadConfig(model=str(model), adapter=adapter))._weights.model()
+    loaded = HFEngine(ModelLoadConfig(model=str(model), adapter=adapter)).computing.weights.model()
     with torch.inference_mode():
         logits = loaded(torch.tensor([[3, 4, 5]])).logits
     torch.testing.assert_close(logits, logits_of(model, adapter), rtol=0, atol=0)

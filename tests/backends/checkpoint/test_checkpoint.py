@@ -138,6 +138,26 @@ def test_the_context_length_is_that_of_the_text_model(
     assert facts(tmp_path).context_length is None
 
 
+def test_facts_are_kept_for_the_files_that_they_are_of(
+    qwen: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in "ab":
+        (tmp_path / name).mkdir()
+    first = edited(qwen, tmp_path / "a")
+    known = (first.context_length, first.vocab_size, first.own_dtype, first.is_vision_model)
+    again, other = (
+        facts(tmp_path / "a"),
+        edited(
+            tmp_path / "a",
+            tmp_path / "b",
+            config=lambda config: {**config, "max_position_embeddings": 77},
+        ),
+    )
+    assert other.context_length == 77
+    monkeypatch.setattr(Checkpoint, "config", property(lambda _: pytest.fail("was read again")))
+    assert known == (again.context_length, again.vocab_size, again.own_dtype, again.is_vision_model)
+
+
 def test_what_images_need_is_known_of_a_vision_model_alone(qwen: Path, vision: Path) -> None:
     sees, reads = facts(vision), facts(qwen)
     seen = (sees.takes_images, sees.image_placeholder, sees.images_unsupported_reason)

@@ -36,7 +36,7 @@ def engine_of(folder_of: Callable[[str], Path]) -> Callable[[str], Any]:
 def engine(engine_of: Callable[[str], Any]) -> Iterator[Any]:
     """The Qwen3-like engine, which remembers no trouble with its memory."""
     made = engine_of("qwen3")
-    made._traits.max_tokens = None
+    made.computing.traits.max_tokens = None
     return made
 
 
@@ -49,7 +49,7 @@ def forwards(
     """
 
     def watch(before: Callable[[int], None] = lambda rows: None) -> list[int]:
-        model = engine._loaded()
+        model = engine.computing.loaded()
         plain, sizes = model.forward, []
 
         @functools.wraps(plain)

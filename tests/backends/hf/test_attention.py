@@ -73,7 +73,7 @@ def test_keys_and_values_are_not_copied(monkeypatch: pytest.MonkeyPatch) -> None
 def test_models_take_it_in_their_language_part(
     family: str, engine_of: Callable[[str], Any]
 ) -> None:
-    model = engine_of(family)._loaded()
+    model = engine_of(family).computing.loaded()
     assert model.config.get_text_config()._attn_implementation == NAME
     if family == "qwen3_vl":
         assert model.config.vision_config._attn_implementation == "sdpa"
@@ -82,13 +82,13 @@ def test_models_take_it_in_their_language_part(
 def test_models_that_do_not_say_they_take_another_keep_theirs(
     engine_of: Callable[[str], Any],
 ) -> None:
-    assert engine_of("qwen3_next")._loaded().config._attn_implementation == "sdpa"
+    assert engine_of("qwen3_next").computing.loaded().config._attn_implementation == "sdpa"
 
 
 def test_what_the_caller_asks_for_stays(folder_of: Callable[[str], Any]) -> None:
     for asked in ("sdpa", "eager"):
         engine = HFEngine(ModelLoadConfig(model=str(folder_of("qwen3")), attn_implementation=asked))
-        assert engine._loaded().config._attn_implementation == asked
+        assert engine.computing.loaded().config._attn_implementation == asked
 
 
 SIZES = (

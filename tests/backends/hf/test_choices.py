@@ -36,7 +36,7 @@ def test_each_token_takes_the_next_number_of_its_seeds_stream(engine: Any) -> No
             logits_processor=lambda context: lambda ids, scores: torch.zeros_like(scores),
         )
     )
-    numbers, size = random.Random(7), engine._loaded().config.vocab_size
+    numbers, size = random.Random(7), engine.computing.loaded().config.vocab_size
     inputs = [sampled(0, temperature=1.0, seed=7, stop=StopOptions(ignore_eos=True)), sampled(1)]
     assert ids(flat, inputs)[0] == tuple(int(numbers.random() * size) for _ in range(10))
 

@@ -175,7 +175,7 @@ def test_logprobs_are_the_models_own_whatever_the_options(
     )[0]
     with torch.no_grad():
         logits = (
-            engine._loaded()(torch.tensor([[*PROMPTS[0], *raw.token_ids]]))
+            engine.computing.loaded()(torch.tensor([[*PROMPTS[0], *raw.token_ids]]))
             .logits[0]
             .float()
             .log_softmax(-1)

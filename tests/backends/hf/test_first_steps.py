@@ -39,7 +39,9 @@ def new_engine(folder: Path, **settings: Any) -> HFEngine:
 
 def way(engine: HFEngine) -> first_steps.Way:
     with torch.no_grad():
-        return check_first_steps(engine._weights.model(), engine._checkpoint, engine._pixels)
+        return check_first_steps(
+            engine.computing.weights.model(), engine._checkpoint, engine.computing.pixels
+        )
 
 
 @pytest.fixture
@@ -167,8 +169,8 @@ def test_rows_that_are_wrong_with_padding_are_read_with_those_of_their_length(
     monkeypatch.setattr(running_batch, "batch_inputs", unmasked)
     engine = new_engine(folder_of("llama"), prefix_memory_bytes=0)
     assert engine.generate(INPUTS) == right
-    assert engine._traits.even
-    assert not engine._traits.alone
+    assert engine.computing.traits.even
+    assert not engine.computing.traits.alone
     (record,) = caplog.records
     assert record.levelname == "WARNING"
     assert (
@@ -202,7 +204,7 @@ def test_rows_that_depend_on_others_are_read_one_by_one(
 ) -> None:
     engine = new_engine(folder_of("llama"))
     answers = engine.generate(INPUTS)
-    assert engine._traits.alone
+    assert engine.computing.traits.alone
     assert "rows are read one by one" in caplog.records[0].getMessage()
     assert "of a row that others are read with differ" in caplog.records[0].getMessage()
     assert engine.work.steps == engine.work.row_steps
@@ -227,7 +229,7 @@ def test_where_grouped_heads_are_wrong_transformers_own_attention_computes(
     )
     engine = new_engine(folder_of("llama"))
     assert engine.generate(INPUTS) == right
-    assert engine._loaded().config._attn_implementation == "sdpa"
+    assert engine.computing.loaded().config._attn_implementation == "sdpa"
     assert "all rows are read together, by transformers' own attention" in caplog.text
     assert "where query heads are grouped differ" in caplog.text
 
@@ -239,9 +241,12 @@ def test_a_verdict_is_kept_for_the_model_and_the_versions(
     tmp_path: Path,
 ) -> None:
     folder = folder_of("qwen3")
-    for _ in range(2):
-        new_engine(folder).generate(INPUTS)
+    new_engine(folder).generate(INPUTS)
+    files = {file.name: file.stat().st_ino for file in verdicts.checks().iterdir()}
+    new_engine(folder).generate(INPUTS)
     assert checks == ["Qwen3ForCausalLM"]
+    # it was read, and not written again
+    assert {file.name: file.stat().st_ino for file in verdicts.checks().iterdir()} == files
     HFEngine(ModelLoadConfig(model=str(folder), dtype="bfloat16")).generate(INPUTS)
     assert len(checks) == 2  # of another type it is another model
     other = write_model(tmp_path / "other", "qwen3", seed=1)
@@ -274,7 +279,7 @@ def test_a_slower_way_is_kept_and_said_at_each_load(
     second = new_engine(folder_of("qwen3"))
     second.generate(INPUTS)
     assert len(checks) == 1
-    assert [engine._traits.alone for engine in (first, second)] == [True, True]
+    assert [engine.computing.traits.alone for engine in (first, second)] == [True, True]
     assert caplog.text.count("rows are read one by one") == 2
 
 
@@ -399,8 +404,8 @@ def test_a_model_that_is_not_checked_keeps_its_attention(
     folder_of: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def nothing(*_: Any) -> None:
-        raise first_steps.CannotCheck("it takes no text alone")
+        raise verdicts.CannotCheck("it takes no text alone")
 
     monkeypatch.setattr(first_steps, "_plain", nothing)
     engine = new_engine(folder_of("qwen3"))
-    assert engine._loaded().config._attn_implementation == first_steps.attention.NAME
+    assert engine.computing.loaded().config._attn_implementation == first_steps.attention.NAME

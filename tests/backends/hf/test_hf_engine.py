@@ -93,7 +93,7 @@ def test_images_and_texts_in_one_batch_get_what_they_get_alone(
 def test_rows_with_images_get_the_ids_of_generate(engine_of: Callable[[str], Any]) -> None:
     engine = engine_of("qwen3_vl")
     model, processor, mark = (
-        engine._loaded(),
+        engine.computing.loaded(),
         engine._checkpoint.image_processor,
         engine._checkpoint.image_token_id,
     )
@@ -177,7 +177,7 @@ def test_with_a_cache_that_cannot_be_cut_finished_rows_ride_on_unheeded(
     ]
     expected = engine.generate(inputs)
     monkeypatch.setattr(batches, "can_drop_rows", lambda name, state, rope: False)
-    monkeypatch.setattr(engine, "_traits", ModelTraits(checked=True))
+    monkeypatch.setattr(engine.computing, "traits", ModelTraits(checked=True))
     sizes = forwards()
     assert [raw.token_ids for raw in raws(engine, inputs)] == [
         slot.unwrap().token_ids for slot in expected
@@ -198,7 +198,7 @@ def test_with_a_cache_that_cannot_be_cut_only_rows_of_one_length_are_read_togeth
     ] + [encoded(range(70, 75), max_new_tokens=3, stop=StopOptions(ignore_eos=True))]
     expected = ids(engine, inputs)
     monkeypatch.setattr(batches, "can_drop_rows", lambda name, state, rope: False)
-    monkeypatch.setattr(engine, "_traits", ModelTraits(checked=True))
+    monkeypatch.setattr(engine.computing, "traits", ModelTraits(checked=True))
     sizes = forwards()
     assert ids(engine, inputs) == expected
     assert sizes == [3, 2, 2, 2, 1, 1, 1]  # the first pass found it out
@@ -222,7 +222,7 @@ def test_rows_that_stay_together_bring_the_offsets_that_their_model_keeps(
 ) -> None:
     from pipegen.backends.hf.running_batch import StaticBatch
 
-    model, own = engine._loaded(), torch.ones(1, 1)
+    model, own = engine.computing.loaded(), torch.ones(1, 1)
     # of a call that ran meanwhile
     monkeypatch.setattr(model.base_model, "rope_deltas", torch.zeros(1, 1), raising=False)
     batch = StaticBatch(torch.tensor([[3, 4]]), own, None, {"use_cache": False})
@@ -300,7 +300,7 @@ def test_threads_share_a_model(engine: Any) -> None:
 def test_logits_that_are_no_numbers_fail_their_row_alone(
     engine: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model = engine._loaded()
+    model = engine.computing.loaded()
     plain = model.lm_head.forward
 
     def spoiled(hidden: torch.Tensor) -> torch.Tensor:

@@ -332,7 +332,7 @@ def test_without_llguidance_it_is_said_what_to_install(
 def test_a_tokenizer_that_llguidance_cannot_read_fails_the_row(
     engine: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    engine._grammars.clear()
+    engine.computing.grammars.clear()
 
     def refuses(*args: Any, **more: Any) -> Any:
         raise ValueError("can't determine decoder type")
@@ -350,10 +350,10 @@ def test_the_grammars_go_when_the_engine_closes(folder_of: Callable[[str], Path]
     engine = HFEngine(ModelLoadConfig(model=str(folder_of("qwen3")), dtype="float32"))
     row = encoded([60], max_new_tokens=9, structured={"choice": WORDS})
     first = ids(engine.generate([row]))
-    assert engine._grammars._compiled.cache_info().currsize == 1
+    assert engine.computing.grammars._compiled.cache_info().currsize == 1
     engine.close()
-    assert engine._grammars._tokenizer is None
-    assert engine._grammars._compiled.cache_info().currsize == 0
+    assert engine.computing.grammars._tokenizer is None
+    assert engine.computing.grammars._compiled.cache_info().currsize == 0
     assert ids(engine.generate([row])) == first
 
 

@@ -289,7 +289,7 @@ def watch(
     before: Callable[[torch.Tensor], None] = lambda ids: None,
 ) -> list[tuple[tuple[int, ...], int]]:
     """Of each pass of the model the shape of its ids, and how many logits it made."""
-    model = engine._loaded()
+    model = engine.computing.loaded()
     plain, seen = model.forward, []
 
     def forward(*args: Any, **kwargs: Any) -> Any:
@@ -378,7 +378,7 @@ def test_contexts_of_one_token_are_not_read_by_themselves(
 def test_no_pass_makes_more_logits_than_the_bound(
     engine: Any, monkeypatch: pytest.MonkeyPatch, folder_of: Callable[[str], Path]
 ) -> None:
-    vocabulary = engine._loaded().get_output_embeddings().weight.shape[0]
+    vocabulary = engine.computing.loaded().get_output_embeddings().weight.shape[0]
     monkeypatch.setattr(hf_scoring, "LOGITS", 12 * 4 * vocabulary)
     draw = random.Random(6)
     pairs: list[Pair] = [

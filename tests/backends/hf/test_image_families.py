@@ -15,7 +15,7 @@ import transformers
 from PIL import Image
 from support.vision_models import IMAGE_FAMILIES
 
-from pipegen.backends.hf.hf_engine import HFSession
+from pipegen.backends.hf.computing import HFSession
 from pipegen.backends.hf.hf_rows import HFRow
 from pipegen.backends.hf.running_batch import batch_inputs
 from pipegen.core.errors import InvalidRequest, UnsupportedMultimodal
@@ -92,7 +92,7 @@ def test_prompts_inputs_and_answers_are_those_of_the_processor_and_generate(
     family: str, engine_of: Callable[[str], Any]
 ) -> None:
     engine = engine_of(family)
-    processor, model = processor_of(engine, family), engine._loaded()
+    processor, model = processor_of(engine, family), engine.computing.loaded()
     requests = [chat(*parts) for parts in CONVERSATIONS]
     results = answers(engine, requests)
     assert len({result.token_ids for result in results}) > 2, (
@@ -138,7 +138,7 @@ def test_the_models_inputs_are_the_processors(
         return_tensors="pt",
     )
     row = HFRow(0, sent[0], engine.tokenizer, engine.eos_token_ids, ())
-    ours = batch_inputs([row], engine._loaded(), engine._checkpoint)
+    ours = batch_inputs([row], engine.computing.loaded(), engine._checkpoint)
     assert set(ours) == set(made)
     for name, value in made.items():
         assert torch.equal(ours[name], value), name

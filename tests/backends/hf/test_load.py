@@ -103,7 +103,7 @@ def test_the_checkpoints_own_settings_do_not_slip_in(tmp_path: Path, engine: Any
     inputs = [encoded([70, 71, 72], max_new_tokens=12)]
     assert other.generation_config["repetition_penalty"] == 5.0
     assert other.generate(inputs) == engine.generate(inputs)
-    assert other._loaded().generation_config.cache_implementation is None
+    assert other.computing.loaded().generation_config.cache_implementation is None
 
 
 def test_a_folder_that_is_not_there_is_said_at_once() -> None:

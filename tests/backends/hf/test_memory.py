@@ -74,7 +74,7 @@ def test_a_row_that_does_not_fit_alone_fails_alone(
         if count > 1 or engine.length > 9:
             raise FULL
 
-    model = engine._loaded()
+    model = engine.computing.loaded()
     plain = model.prepare_inputs_for_generation
 
     def prepare(input_ids: torch.Tensor, **kwargs: Any) -> Any:
@@ -214,7 +214,7 @@ def test_images_ride_along_when_a_batch_is_split(
         for at, image in enumerate(images)
     ]
     expected = engine.generate(inputs)
-    model, passes = engine._loaded(), []
+    model, passes = engine.computing.loaded(), []
     plain = model.model.forward
 
     def forward(*args: Any, **kwargs: Any) -> Any:
@@ -233,8 +233,8 @@ def test_a_released_model_is_really_gone_and_loads_again(folder_of: Callable[[st
 
     engine = HFEngine(ModelLoadConfig(model=str(folder_of("qwen3")), dtype="float32"))
     first = engine.generate([encoded([70, 71], max_new_tokens=4)])
-    gone = weakref.ref(engine._loaded())
-    weight = weakref.ref(engine._loaded().lm_head.weight)
+    gone = weakref.ref(engine.computing.loaded())
+    weight = weakref.ref(engine.computing.loaded().lm_head.weight)
     engine.close()
     gc.collect()
     assert gone() is None

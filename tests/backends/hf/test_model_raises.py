@@ -31,7 +31,7 @@ def raises_for_bad(error: Exception) -> Any:
 
 @pytest.fixture
 def embedding(engine: Any) -> Any:
-    return engine._loaded().get_input_embeddings()
+    return engine.computing.loaded().get_input_embeddings()
 
 
 def rows(*bad: int, count: int = 8) -> list[Any]:
@@ -106,7 +106,7 @@ def test_the_good_rows_are_read_again_a_few_times_at_most(engine: Any, embedding
     with embedding.register_forward_pre_hook(embed):
         engine.generate(rows(5))
     assert failed <= 1 + math.log2(8)
-    assert engine._shared._schedule is None  # nothing waits any more
+    assert engine.computing.shared._schedule is None  # nothing waits any more
 
 
 def test_a_row_that_is_scored_fails_alone(engine: Any, embedding: Any) -> None:

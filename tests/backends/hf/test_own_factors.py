@@ -137,13 +137,13 @@ def test_steps_whose_factors_depend_on_the_length_are_not_compiled(
     engine_of: Callable[[str], Any],
 ) -> None:
     with pytest.raises(InvalidField, match=r"depend on the length \(LongRoPE\)"):
-        check_compilable(engine_of("phi3_longrope")._loaded())
+        check_compilable(engine_of("phi3_longrope").computing.loaded())
 
 
 def test_capped_attention_scores_take_an_attention_that_caps_them(
     engine_of: Callable[[str], Any], folder_of: Callable[[str], Path]
 ) -> None:
-    assert engine_of("gemma2")._loaded().config._attn_implementation == "eager"
+    assert engine_of("gemma2").computing.loaded().config._attn_implementation == "eager"
     with pytest.raises(
         CallFailed,
         match="'sdpa' ignores the attn_logit_softcapping of gemma2; leave it out, or take 'eager'",

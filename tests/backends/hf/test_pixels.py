@@ -13,7 +13,8 @@ import torch
 from support.models import encoded
 
 import pipegen as pg
-from pipegen.backends.hf.hf_engine import IMAGES, HFEngine
+from pipegen.backends.hf.computing import IMAGES
+from pipegen.backends.hf.hf_engine import HFEngine
 from pipegen.backends.hf.pixels import Pixels, Prepared
 from pipegen.engines.settings import ModelLoadConfig
 from pipegen.records.messages import ImageSource
@@ -146,7 +147,7 @@ def test_the_engine_works_on_each_image_of_a_call_once(
             seen.extend(image.digest for image in image_files) or plain(image_files)
         ),
     )
-    monkeypatch.setattr(engine, "_pixels", Pixels(engine._checkpoint, LIMIT))
+    monkeypatch.setattr(engine.computing, "pixels", Pixels(engine._checkpoint, LIMIT))
     assert engine.generate(inputs) == expected
     assert sorted(seen) == sorted(image.digest for image in images)
 
@@ -234,7 +235,7 @@ def test_the_setting_bounds_what_an_engine_keeps(
         ModelLoadConfig(model=str(folder_of("qwen3_vl")), dtype="float32", image_memory_bytes=asked)
     )
     counting = Counting(engine._checkpoint)
-    for part in (engine._prepared, engine._pixels):
+    for part in (engine.computing.prepared, engine.computing.pixels):
         monkeypatch.setattr(part, "_checkpoint", counting)
     request = pg.VlmGenerationRequest(
         prompt="What?",
@@ -244,11 +245,11 @@ def test_the_setting_bounds_what_an_engine_keeps(
     results = [pg.run(pg.route(engine), [request])[0].unwrap() for _ in range(3)]
     assert len(set(results)) == 1
     assert len(counting.seen) == 2 * times, "prepared and made to inputs"
-    assert engine._prepared._kept.limit + engine._pixels._kept.limit == (
+    assert engine.computing.prepared._kept.limit + engine.computing.pixels._kept.limit == (
         IMAGES if asked is None else asked
     )
     engine.close()
-    assert engine._prepared._kept.bytes == engine._pixels._kept.bytes == 0
+    assert engine.computing.prepared._kept.bytes == engine.computing.pixels._kept.bytes == 0
 
 
 @pytest.mark.parametrize("asked", [-1, True, 2.5, "1 GB"])

@@ -212,7 +212,7 @@ def test_plugins_work_one_after_another_and_share_the_weights(engine: Any) -> No
     assert engine.plugins == ()
     assert all(row == (300,) * 8 for row in ids(first, rows()))
     assert all(row[0] == 300 and row.count(300) == 1 for row in ids(both, rows()))
-    assert both._weights is engine._weights
+    assert both.computing.weights is engine.computing.weights
 
 
 @pytest.mark.parametrize("hook", ["logits_processor", "stopping_criteria"])

@@ -71,7 +71,9 @@ def inputs(prompts: Tree) -> list[Any]:
 def bytes_of(engine: HFEngine) -> int:
     """What the tensors that stay hold."""
     return sum(
-        held.untyped_storage().nbytes() for columns in engine._prefixes._tree for held in columns
+        held.untyped_storage().nbytes()
+        for columns in engine.computing.prefixes._tree
+        for held in columns
     )
 
 
@@ -117,13 +119,13 @@ def test_what_is_kept_keeps_to_its_memory(opened: Callable[..., HFEngine]) -> No
     whole = opened()
     for seed in range(6):
         ids(whole, tree(seed, branches=1))
-    limit = whole._prefixes.bytes // 2
+    limit = whole.computing.prefixes.bytes // 2
     engine = opened(prefix_memory_bytes=limit)
     for seed in range(6):
         prompts = tree(seed, branches=1)
         assert ids(engine, prompts) == ids(whole, prompts)
-        assert engine._prefixes.bytes == bytes_of(engine) <= limit
-    assert engine._prefixes.bytes
+        assert engine.computing.prefixes.bytes == bytes_of(engine) <= limit
+    assert engine.computing.prefixes.bytes
 
 
 @pytest.mark.parametrize(
@@ -266,11 +268,11 @@ def test_the_oldest_goes_first_where_the_memory_is_full(opened: Callable[..., HF
     engine, chance = opened(), random.Random(0)
     prompts = [tuple(chance.randrange(20, 200) for _ in range(50)) for _ in range(3)]
     first = answers(engine, [turn(prompts[0])])
-    each = engine._prefixes.bytes
+    each = engine.computing.prefixes.bytes
     small = opened(prefix_memory_bytes=2 * each)
     rows = [answers(small, [turn(ids)])[0] for ids in prompts]
     assert rows[:1] == first
-    assert small._prefixes.bytes == bytes_of(small) == 2 * each
+    assert small.computing.prefixes.bytes == bytes_of(small) == 2 * each
     assert read(small, [turn((*rows[1], 30))])[1] == 2
     assert read(small, [turn((*rows[0], 30))])[1] == len(rows[0]) + 1
 
@@ -280,7 +282,7 @@ def test_rows_longer_than_the_window_do_not_stay_and_work_says_so(
 ) -> None:
     engine = opened("mistral")
     (ids,) = answers(engine, [turn(tuple(range(40, 90)))])
-    assert engine._prefixes.bytes == 0
+    assert engine.computing.prefixes.bytes == 0
     assert read(engine, [turn((*ids, 30))])[1] == len(ids) + 1
     assert engine.work.shares_nothing == "a prompt is longer than the model's sliding window"
 
@@ -459,8 +461,8 @@ def test_what_stays_goes_first_where_the_memory_runs_out(
     engine, prompts = opened(), tree(5, branches=2, rows=6)
     whole = ids(opened(prefix_memory_bytes=0), prompts)
     ids(engine, prompts)
-    there = engine._prefixes.bytes
-    model = engine._loaded()
+    there = engine.computing.prefixes.bytes
+    model = engine.computing.loaded()
     plain, left = model.prepare_inputs_for_generation, [True]
 
     def full(*args: Any, **kwargs: Any) -> Any:
@@ -471,8 +473,8 @@ def test_what_stays_goes_first_where_the_memory_runs_out(
     monkeypatch.setattr(model, "prepare_inputs_for_generation", full)
     assert ids(engine, prompts) == whole
     # as many rows run as before, and half as much stays from then on
-    assert engine._traits.max_tokens is None
-    assert 0 < engine._prefixes.bytes <= there // 2
+    assert engine.computing.traits.max_tokens is None
+    assert 0 < engine.computing.prefixes.bytes <= there // 2
 
 
 def test_beginnings_are_read_once_after_the_memory_ran_out_too(
@@ -482,7 +484,7 @@ def test_beginnings_are_read_once_after_the_memory_ran_out_too(
 
     engine, prompts = opened(), tree(5, branches=1, rows=8, least=100)
     whole = ids(opened(prefix_memory_bytes=0), prompts)
-    model, passes = engine._loaded(), [0]
+    model, passes = engine.computing.loaded(), [0]
     plain = model.prepare_inputs_for_generation
 
     def full(*args: Any, **kwargs: Any) -> Any:
@@ -520,7 +522,7 @@ def test_rows_that_wait_again_after_memory_ran_out_are_shared_too(
 
     engine, prompts = opened(), tree(5, branches=2, rows=6)
     whole = ids(opened(prefix_memory_bytes=0), prompts)
-    model, passes = engine._loaded(), 0
+    model, passes = engine.computing.loaded(), 0
     plain = model.forward
 
     def full(*args: Any, **kwargs: Any) -> Any:

@@ -38,7 +38,7 @@ def of_size(folder_of: Callable[[str], Any]) -> Callable[..., HFEngine]:
 
 def passes(engine: HFEngine, monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     """Watch the model: what each pass was given."""
-    model, seen = engine._loaded(), []
+    model, seen = engine.computing.loaded(), []
     plain = model.forward
 
     @functools.wraps(plain)
@@ -121,7 +121,7 @@ def test_columns_that_no_row_needs_any_more_are_cut_off(
     engine = of_size(2)
     seen = passes(engine, monkeypatch)
     engine.generate([row(40, 6), row(4, 9)])
-    name = cache_argument(type(engine._loaded()))
+    name = cache_argument(type(engine.computing.loaded()))
     widths = [given[name].get_seq_length() for given in seen]
     assert max(widths) == 45
     assert widths[-1] == 12
@@ -174,7 +174,7 @@ def test_room_that_was_too_little_may_be_enough_later(
 ) -> None:
     engine = of_size(8)
     seen = passes(engine, monkeypatch)
-    engine._traits.max_tokens = 12
+    engine.computing.traits.max_tokens = 12
     for most in (2, 4, 8):  # twice the room at each call
         seen.clear()
         engine.generate([row(6, 2, 60 + at) for at in range(8)])

@@ -56,7 +56,7 @@ def test_awaited_calls_share_passes(engine: Any) -> None:
     slots, together = spent(engine, lambda: asyncio.run(awaited()))
     assert slots == whole
     assert together <= 1.3 * alone
-    assert engine._shared._schedule is None
+    assert engine.computing.shared._schedule is None
 
 
 def test_streams_share_passes(engine: Any) -> None:
@@ -87,7 +87,7 @@ def test_threads_share_a_schedule_and_each_gets_its_own_rows(engine: Any) -> Non
     with ThreadPoolExecutor(8) as pool:
         slots = list(pool.map(lambda request: pg.run(route, [request])[0], requests))
     assert slots == whole
-    assert engine._shared._schedule is None
+    assert engine.computing.shared._schedule is None
 
 
 @pytest.mark.parametrize("in_flight", [1, 3, None])
@@ -106,9 +106,9 @@ def test_who_leaves_early_takes_its_rows_along(engine: Any) -> None:
     route, requests = pg.route(engine), asked(20)
     slots: Any = pg.imap(route, requests)
     next(slots)
-    assert engine._shared._schedule is not None
+    assert engine.computing.shared._schedule is not None
     slots.close()
-    assert engine._shared._schedule is None
+    assert engine.computing.shared._schedule is None
     stream = events_of(engine, [])
     assert list(stream) == []
     assert pg.run(route, requests[:3]) == pg.run(route, requests[:3])
@@ -128,7 +128,7 @@ def test_calls_that_are_left_while_a_step_begins_or_lets_rows_in_do_not_break_it
         assert first.step() == []
         if another:
             second.add({0: encoded([4, 4], max_new_tokens=3)})
-        schedule = engine._shared._schedule
+        schedule = engine.computing.shared._schedule
         plain, left = schedule._evict_finished, list(schedule._running)
 
         def leaves(*slots: Any, plain: Any = plain, left: Any = left) -> None:
@@ -145,7 +145,7 @@ def test_calls_that_are_left_while_a_step_begins_or_lets_rows_in_do_not_break_it
         else:
             assert first.step() == []
         first.close()
-    assert engine._shared._schedule is None
+    assert engine.computing.shared._schedule is None
 
 
 def test_a_cancelled_call_leaves_those_beside_it_alone(engine: Any) -> None:
@@ -164,7 +164,7 @@ def test_a_cancelled_call_leaves_those_beside_it_alone(engine: Any) -> None:
     for thread in threading.enumerate():
         if thread.name == "pipegen-steps":  # it drops what was left during its last step
             thread.join()
-    assert engine._shared._schedule is None
+    assert engine.computing.shared._schedule is None
 
 
 def test_a_step_that_raises_ends_every_call_with_rows_in_it(

@@ -117,7 +117,7 @@ def test_an_answer_of_another_shape_fails_its_row_alone(shape: str, kind: str, w
 def test_whatever_the_reading_of_an_answer_raises_is_an_incident_of_its_row(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    from pipegen.backends.servers import openai
+    from pipegen.backends.servers import choices
 
     def surprised(*_: Any) -> Any:
         raise ZeroDivisionError("nobody thought of this")
@@ -127,7 +127,7 @@ def test_whatever_the_reading_of_an_answer_raises_is_an_incident_of_its_row(
         route_to(server, "chat", retries=0) as route,
         caplog.at_level(logging.ERROR, "pipegen"),
     ):
-        monkeypatch.setattr(openai, "usage_of", surprised)
+        monkeypatch.setattr(choices, "usage_of", surprised)
         for way in ("whole", "stream"):
             error = asked(route, way)[0].failure()
             assert isinstance(error, pg.MalformedResponse)

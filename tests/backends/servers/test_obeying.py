@@ -241,6 +241,19 @@ def test_sglang_says_whether_it_would_think_before_a_form(
         assert is_ok(made) is not (refused and thinks and form is not None)
 
 
+def test_what_an_sglang_server_would_not_think_is_refused_before_it_is_sent(
+    server: FaultyServer,
+) -> None:
+    server.answers["/model_info"] = (200, {"reasoning_parser": None})
+    with pg.backends.openai_server("toy", base_url=server.url, dialect="sglang") as route:
+        options = pg.GenerationOptions(
+            structured={"regex": "a"}, chat=pg.ChatTemplateOptions(enable_thinking=True)
+        )
+        error = pg.run(route, [{"prompt": "a"}], options)[0].failure()
+    assert isinstance(error, pg.UnsupportedOption)
+    assert (error.option, server.bodies) == ("enable_thinking", [])
+
+
 def test_a_vllm_server_is_told_that_nothing_is_thought_before_a_form(server: FaultyServer) -> None:
     """Its reasoning parser would wait for the end of reasoning, and leave the form out."""
     for form in (None, {"regex": "a"}):

@@ -122,7 +122,7 @@ def test_both_engines_compute_in_the_same_type_and_tell_it(
     other = HFEngine(dataclasses.replace(engine._checkpoint.load, backend="hf"))
     engine.generate([encoded([10], max_new_tokens=1)])
     assert started[0].arguments.dtype == got
-    assert str(other._loaded().dtype) == f"torch.{got}"
+    assert str(other.computing.loaded().dtype) == f"torch.{got}"
     assert engine.dtype == other.dtype == got
     assert repr(engine) == f"VLLMEngine({str(tmp_path / 'model')!r}, dtype={got!r})"
 

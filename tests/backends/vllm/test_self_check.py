@@ -17,6 +17,7 @@ import pipegen as pg
 from pipegen.backends.checkpoint.boundaries import Boundary
 from pipegen.backends.checkpoint.checkpoint import Checkpoint
 from pipegen.backends.checkpoint.engine_parity import Differs
+from pipegen.backends.checkpoint.verdicts import CannotCheck
 from pipegen.backends.vllm import self_check
 from pipegen.backends.vllm.vllm_engine import VLLMEngine
 from pipegen.engines.settings import ModelLoadConfig
@@ -124,7 +125,7 @@ def test_beside_another_vllm_in_this_process_it_stays_unknown(
 ) -> None:
     in_this_process(monkeypatch, computes=True)
     assert outcomes(windowed) == [None, None, None]
-    with pytest.raises(self_check.CannotCheck, match="another vLLM computes in this process"):
+    with pytest.raises(CannotCheck, match="another vLLM computes in this process"):
         self_check.check_lengths(checkpoint(windowed))
 
 

@@ -12,10 +12,7 @@ from returns.result import Success
 from support.calls import aanswers, aevents, events
 
 import pipegen as pg
-from pipegen.core.interpreter import Row
 from pipegen.core.slots import Slot
-from pipegen.core.steps import EngineRequest
-from pipegen.drivers.row_sessions import OpenSession
 from pipegen.engines.protocol import RowDone, TokensMade
 from pipegen.engines.session import BatchSession, answers, open_session
 from pipegen.records.results import Encoded, Prompt
@@ -181,20 +178,3 @@ def test_answers_wait_for_a_session_that_ends_its_rows_somewhere_else() -> None:
             return Later(wake)
 
     assert answers(Elsewhere(), [3, 1]) == [Success(-3), Success(-1)]
-
-
-def test_rows_that_want_the_same_are_asked_once_while_that_runs() -> None:
-    engine = Plain()
-    opened = OpenSession(engine, BatchSession(engine), True)
-    rows = [Row(key, Success("x")) for key in range(4)]
-    wanted = EngineRequest(engine, "x", same="x")
-    assert opened.want(1, rows[0], wanted)
-    assert not opened.want(2, rows[1], wanted)
-    assert opened.want(3, rows[2], EngineRequest(engine, "x"))
-    assert opened.new == [1, 3]
-    assert opened.all_rows == [rows[0], rows[2], rows[1]]
-    assert opened.end(1) == ("x", rows[:2])
-    assert opened.end(3) == ("x", [rows[2]])
-    assert opened.want(4, rows[3], wanted)  # the other one has ended
-    assert opened.end(4) == ("x", [rows[3]])
-    assert opened.all_rows == []

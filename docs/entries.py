@@ -1,0 +1,285 @@
+"""The reference as Markdown that every viewer shows: signature, words, arguments, fields, methods
+and examples of a name, all read from the code. `docs/tables.py` writes it into the pages.
+"""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import functools
+import inspect
+import re
+import textwrap
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple, get_args, get_origin
+
+import pipegen
+from pipegen.records.fields import help_of
+
+ENTRY = re.compile(
+    r"^<!-- reference: (pipegen\S+?)(?: as (\S+))? -->\n.*?<!-- end of reference -->",
+    re.MULTILINE | re.DOTALL,
+)
+NOT_SHOWN = re.compile(r"_|(check_all|default_hint|unchanging|T)$")
+ARGUMENT = re.compile(r"^(\*{0,2}\w+(?:, \*{0,2}\w+)*): (?=\S)")
+
+
+class _AsWritten(NamedTuple):
+    """A default; one that has no short form in code is shown as `...`."""
+
+    value: object
+
+    def __repr__(self) -> str:
+        shown = repr(self.value)
+        return "..." if "<" in shown or len(shown) > 60 else shown
+
+
+def shown_type(annotation: Any) -> str:
+    """An annotation as it stands in the code, without what checks its values."""
+    text = (
+        annotation
+        if isinstance(annotation, str)
+        else inspect.formatannotation(annotation)
+    )
+    text = re.sub(r"\b(?:typing|collections\.abc|pipegen[\w.]*)\.", "", text)
+    if text.startswith("Annotated["):
+        text = ast.unparse(
+            ast.parse(text, mode="eval").body.slice.elts[0]  # type: ignore[attr-defined]
+        )
+    return text.strip("'\"")
+
+
+def signature_of(name: str, value: Any) -> str:
+    """The call without annotations: one line, or one line for each argument."""
+    try:
+        signature = inspect.signature(value)
+    except (TypeError, ValueError):
+        return name
+    bare = [
+        parameter.replace(annotation=inspect.Parameter.empty)
+        for parameter in signature.parameters.values()
+        if parameter.name != "self"
+    ]
+    bare = [
+        parameter
+        if parameter.default is parameter.empty
+        else parameter.replace(default=_AsWritten(parameter.default))
+        for parameter in bare
+    ]
+    empty = inspect.Signature.empty
+    whole = (
+        f"{name}{signature.replace(parameters=bare, return_annotation=empty)}"
+    )
+    if len(whole) <= 80:
+        return whole
+    lines, star = [], False
+    for parameter in bare:
+        if parameter.kind is parameter.KEYWORD_ONLY and not star:
+            lines.append("*")
+        star = star or parameter.kind in (
+            parameter.KEYWORD_ONLY,
+            parameter.VAR_POSITIONAL,
+        )
+        lines.append(str(parameter))
+    return "\n".join([f"{name}(", *(f"    {line}," for line in lines), ")"])
+
+
+def cell(text: str) -> str:
+    """Text for a cell of a table."""
+    return " ".join(text.split()).replace("|", "\\|")
+
+
+def arguments_in(paragraph: str) -> list[tuple[str, str]]:
+    """The lines `name: words` of a paragraph, or nothing where it is no list of arguments."""
+    found: list[tuple[str, str]] = []
+    for line in paragraph.splitlines():
+        start = ARGUMENT.match(line)
+        if start is not None:
+            found.append((start[1], line[start.end() :]))
+        elif found:
+            found[-1] = (found[-1][0], f"{found[-1][1]} {line.strip()}")
+        else:
+            return []
+    return found
+
+
+def blocks_of(
+    words: str, types: Mapping[str, str], *, arguments_shown: bool
+) -> Iterator[str]:
+    """A docstring as Markdown: paragraphs, its arguments as a table, its examples as code."""
+    arguments: list[tuple[str, str]] = []
+
+    def table() -> str:
+        rows = ["| argument | type | meaning |", "| --- | --- | --- |"]
+        for names, meaning in arguments:
+            first = types.get(names.split(", ")[0].lstrip("*"), "")
+            kind = f"`{cell(first)}`" if first else ""
+            shown = ", ".join(f"`{one}`" for one in names.split(", "))
+            rows.append(f"| {shown} | {kind} | {cell(meaning)} |")
+        arguments.clear()
+        return "\n".join(rows)
+
+    for paragraph in re.split(r"\n\s*\n", words):
+        example = paragraph.lstrip().startswith(">>> ")
+        listed = [] if example else arguments_in(paragraph)
+        if listed and (types.keys() & {name.lstrip("*") for name, _ in listed}):
+            arguments += listed if arguments_shown else []
+            continue
+        if arguments:
+            yield table()
+        if example:
+            yield f"```pycon\n{textwrap.dedent(paragraph)}\n```"
+        else:
+            yield paragraph
+    if arguments:
+        yield table()
+
+
+def sentences_below(kind: type[Any]) -> dict[str, str]:
+    """The string below each field of a class."""
+    try:
+        (body,) = [
+            node.body
+            for node in ast.parse(textwrap.dedent(inspect.getsource(kind))).body
+            if isinstance(node, ast.ClassDef)
+        ]
+    except (OSError, TypeError, ValueError):
+        return {}
+    return {
+        ast.unparse(field.target): after.value.value
+        for field, after in zip(body, [*body[1:], None], strict=True)
+        if isinstance(field, ast.AnnAssign)
+        and isinstance(after, ast.Expr)
+        and isinstance(after.value, ast.Constant)
+        and isinstance(after.value.value, str)
+    }
+
+
+def documented_base(kind: type[Any]) -> type[Any] | None:
+    """The nearest base that has an entry of its own."""
+    return next(
+        (
+            base
+            for base in kind.__mro__[1:]
+            if getattr(pipegen, base.__name__, None) is base
+        ),
+        None,
+    )
+
+
+def own_bases(kind: type[Any]) -> list[type[Any]]:
+    """The class and its bases below the nearest one that has an entry, the class last."""
+    base = documented_base(kind)
+    return [
+        one
+        for one in reversed(kind.__mro__)
+        if one.__module__.startswith("pipegen")
+        and not (base is not None and issubclass(base, one))
+    ]
+
+
+def default_of(field: dataclasses.Field[Any]) -> str:
+    """The default in the words of the code, or nothing where a value must be given."""
+    if field.default is dataclasses.MISSING:
+        return "" if field.default_factory is dataclasses.MISSING else ", ..."
+    return f", `{cell(repr(_AsWritten(field.default)))}`"
+
+
+def fields_table(kind: type[Any], described: Mapping[str, str]) -> str | None:
+    """A row for each field of a record, without those of a base that has an entry."""
+    own = own_bases(kind)
+    below: dict[str, str] = {}
+    annotations: dict[str, Any] = {}
+    for one in own:
+        below |= sentences_below(one)
+        annotations |= inspect.get_annotations(one)
+    rows = []
+    if dataclasses.is_dataclass(kind):
+        helps = help_of(kind)
+        for field in dataclasses.fields(kind):
+            name = field.name
+            if name in annotations and not name.startswith("_"):
+                words = (
+                    described.get(name) or below.get(name) or helps.get(name)
+                )
+                rows.append(
+                    f"| `{name}` | `{cell(shown_type(annotations[name]))}`{default_of(field)} |"
+                    f" {cell(words or '')} |"
+                )
+    else:
+        rows = [
+            f"| `{name}` | `{cell(shown_type(annotation))}` |"
+            f" {cell(described.get(name) or below.get(name) or '')} |"
+            for name, annotation in annotations.items()
+            if name in getattr(kind, "_fields", ()) or name in below
+        ]
+    if not rows:
+        return None
+    return "\n".join(
+        ["| field | type, default | meaning |", "| --- | --- | --- |", *rows]
+    )
+
+
+def methods_table(kind: type[Any]) -> str | None:
+    """A row for each public method and property that has words of its own."""
+    rows = []
+    for name, member in (
+        found for one in own_bases(kind) for found in vars(one).items()
+    ):
+        called = getattr(member, "__func__", member)
+        is_value = isinstance(called, (property, functools.cached_property))
+        words = inspect.getdoc(
+            getattr(called, "fget", getattr(called, "func", called))
+        )
+        if (
+            NOT_SHOWN.match(name)
+            or not words
+            or not (is_value or inspect.isfunction(called))
+        ):
+            continue
+        first = re.split(r"(?<=\.)\s|\n\n", words, maxsplit=1)[0]
+        shown = (
+            name if is_value else " ".join(signature_of(name, called).split())
+        )
+        shown = shown.replace("( ", "(").replace(", )", ")")
+        rows.append(f"| `{cell(shown)}` | {cell(first)} |")
+    if not rows:
+        return None
+    return "\n".join(["| method or property | |", "| --- | --- |", *rows])
+
+
+def entry(name: str, value: Any) -> str:
+    """The part of a page for one name, from its heading on."""
+    words = inspect.getdoc(value) or ""
+    is_kind = isinstance(value, type)
+    types: dict[str, str] = {}
+    if callable(value) and get_origin(value) is None and not get_args(value):
+        try:
+            parameters = inspect.signature(value).parameters
+        except (TypeError, ValueError):
+            parameters = {}  # type: ignore[assignment]
+        types = {
+            parameter.name: ""
+            if parameter.annotation is parameter.empty
+            else shown_type(parameter.annotation)
+            for parameter in parameters.values()
+        }
+    described: dict[str, str] = {}
+    if is_kind:
+        described = {
+            one.lstrip("*"): meaning
+            for paragraph in re.split(r"\n\s*\n", words)
+            for names, meaning in arguments_in(paragraph)
+            for one in names.split(", ")
+        }
+    fields = fields_table(value, described) if is_kind else None
+    parts = [f"### {name}"]
+    if fields is None and (types or is_kind):
+        parts.append(f"```python\n{signature_of(name, value)}\n```")
+    parts += blocks_of(words, types, arguments_shown=fields is None)
+    if is_kind:
+        base = documented_base(value)
+        if base is not None and fields is not None:
+            parts.append(f"Beside the fields of `{base.__name__}`:")
+        parts += [table for table in (fields, methods_table(value)) if table]
+    return "\n\n".join(parts)

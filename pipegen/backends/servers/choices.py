@@ -1,0 +1,122 @@
+"""The one choice of an answer, or of an event of a stream: where the servers have each field of it.
+
+>>> from pipegen.records.options import GenerationOptions, resolve
+>>> request = ServerRequest(options=resolve(GenerationOptions()))
+>>> answer = {"choices": [{"token_ids": [5], "finish_reason": "stop", "matched_stop": 7}]}
+>>> (completion,) = whole(answer, lambda choice: read_choice(choice, answer, request)).unwrap()
+>>> completion.token_ids, completion.finish, completion.stop
+((5,), 'stop', 7)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, TypeAlias
+
+from returns.result import Failure, Success
+
+from pipegen.backends.servers.logprobs import (
+    entries_in,
+    entries_of_meta,
+    logprobs_of,
+    scores_of_meta,
+    scores_of_tables,
+)
+from pipegen.backends.servers.reading import found, ids_of, malformed, usage_of
+from pipegen.backends.servers.wire import Completion, ServerRequest
+from pipegen.core.slots import Slot, is_ok
+from pipegen.records.finish_words import word_of
+
+__all__ = ["ended", "pieces", "read_choice", "whole"]
+
+Read: TypeAlias = Callable[[Mapping[str, Any]], Slot[Completion]]
+"""Reads one choice."""
+NONE = Success(None)
+
+
+def pieces(answer: object, read: Read, *, event: bool = False) -> Slot[tuple[Completion, ...]]:
+    """What the choice of an answer, or of one event of a stream, brings; none where there is no
+    choice. An `event` may have no choices at all: it is a sign of life.
+
+    >>> pieces({"choices": [7]}, lambda choice: Success(Completion())).failure().message
+    'choices[0] is int, not an object'
+    """
+    choices = answer.get("choices") if isinstance(answer, dict) else None
+    if choices == [] or (choices is None and event and isinstance(answer, dict)):
+        return Success(())
+    if not isinstance(choices, list):
+        return malformed(f"choices is {type(choices).__name__}, not a list")
+    if len(choices) > 1:
+        return malformed(f"the answer holds {len(choices)} choices, and 1 was asked")
+    if not isinstance(choices[0], dict):
+        return malformed(f"choices[0] is {type(choices[0]).__name__}, not an object")
+    return read(choices[0]).map(lambda completion: (completion,))
+
+
+def whole(answer: object, read: Read) -> Slot[tuple[Completion, ...]]:
+    """The completion of a whole answer, which has ended."""
+    return pieces(answer, read).bind(ended)
+
+
+def ended(completions: tuple[Completion, ...]) -> Slot[tuple[Completion, ...]]:
+    """The completion of an answer, if there is one and the server says how it ended."""
+    if not completions:
+        return malformed("the answer holds choices [], and 1 were asked")
+    if completions[0].finish is None:
+        return malformed("a choice of the answer has no finish_reason")
+    return Success(completions)
+
+
+def read_choice(
+    choice: Mapping[str, Any], answer: Mapping[str, Any], request: ServerRequest, seen: int = 0
+) -> Slot[Completion]:
+    """What a choice holds besides a message: ids, log probabilities, how it ended, and what was
+    counted. Each is read where vLLM or SGLang has it: in the choice, or beside the choices.
+
+    seen: how many tokens came before.
+    """
+    finish, index = choice.get("finish_reason"), choice.get("index")
+    if not isinstance(finish, (str, type(None))):
+        return malformed(f"choices[0].finish_reason is {type(finish).__name__}, not a string")
+    if index is not None and (type(index) is not int or index):
+        return malformed(f"choices[0].index is {index!r:.40}, and 1 was asked")
+    meta, stop = choice.get("meta_info"), found(("stop_reason", "matched_stop"), choice)
+    ids = found(("token_ids", "response_token_ids"), choice)
+    prompt = found(("prompt_token_ids",), choice, answer)
+    token_ids = NONE if ids is None else ids_of(ids, "choices[0].token_ids")
+    prompt_ids = NONE if prompt is None else ids_of(prompt, "prompt_token_ids")
+    logprobs = (
+        token_ids.bind(
+            lambda new: logprobs_of(
+                entries_of_meta(meta, seen, len(new or ()))
+                if isinstance(meta, Mapping)
+                else entries_in(choice.get("logprobs")),
+                new or (),
+                wanted=request.options.top_logprobs or 0,
+                seen=seen,
+            )
+        )
+        if request.options.logprobs
+        else NONE
+    )
+    scores = (
+        NONE
+        if not request.scored
+        else scores_of_meta(meta, request)
+        if isinstance(meta, Mapping)
+        else scores_of_tables(found(("prompt_logprobs",), choice, answer), request)
+    )
+    for slot in (token_ids, prompt_ids, scores, logprobs):
+        if not is_ok(slot):
+            return Failure(slot.failure())
+    return Success(
+        Completion(
+            token_ids=token_ids.unwrap(),
+            logprobs=logprobs.unwrap(),
+            finish=word_of(finish),
+            stop=stop if isinstance(stop, (int, str)) else None,
+            prompt_token_ids=prompt_ids.unwrap(),
+            usage=usage_of(answer.get("usage")),
+            scores=scores.unwrap(),
+        )
+    )

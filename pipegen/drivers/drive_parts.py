@@ -1,0 +1,455 @@
+"""The parts of a drive (`pipegen.drivers.drive`): its input, the sessions of its engines with the rows
+that they work on, the order of its output, how it is drained, and what wakes it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from enum import Enum, auto
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+
+from returns.result import Result
+
+from pipegen.core.backend import Session
+from pipegen.core.foreign_calls import attempt
+from pipegen.core.interpreter import Advanced, Row
+from pipegen.core.parallel import WORKERS
+from pipegen.core.slots import Slot, is_ok
+from pipegen.core.steps import EngineRequest
+from pipegen.drivers.arguments import admitted, loaded
+from pipegen.engines.protocol import Event
+from pipegen.engines.session import open_session
+from pipegen.records.options import GenerationOptions
+from pipegen.records.requests import GenerationRequest, ImagePolicy, RequestPolicy
+from pipegen.records.results import Encoded, ResolvedRequest
+
+if TYPE_CHECKING:
+    import asyncio
+
+__all__ = [
+    "IN_FLIGHT",
+    "Alarm",
+    "Drain",
+    "Input",
+    "KeptAnswers",
+    "NoRequest",
+    "OpenSession",
+    "OutputOrder",
+    "Prepared",
+    "Request",
+    "Sessions",
+    "Watcher",
+    "WholeBatch",
+    "in_order",
+]
+
+IN_FLIGHT = 64
+"""Requests in flight for an engine that does not tell what keeps it full."""
+SLOW_INPUT, PATIENCE = 0.002, 0.02
+"""Seconds that an input may take a request, and a few; of a slower one no more than run are taken.
+"""
+K = TypeVar("K")
+T = TypeVar("T")
+K_contra = TypeVar("K_contra", contravariant=True)
+Prepared = tuple[Advanced, dict[int, Exception]]
+"""Rows at their calls and ends, and the bugs of stages by the numbers of their requests."""
+
+
+class NoRequest(Enum):
+    """What an input gives where it has no request."""
+
+    NOW = auto()
+    """None yet: `Drive.wake` is called when there may be one."""
+    MORE = auto()
+    """The input has ended."""
+
+
+class KeptAnswers(Protocol[K_contra]):
+    """Answers to calls that need not be asked for again."""
+
+    def of(self, key: K_contra, row: Row, wanted: EngineRequest) -> Slot[Any] | None:
+        """The answer to what this row wants; None where none is kept."""
+        ...
+
+    def keep(self, key: K_contra, row: Row, wanted: EngineRequest, slot: Slot[Any]) -> None:
+        """Keep an answer: the request has not ended with it."""
+        ...
+
+
+class Watcher(Protocol):
+    """Who follows the calls of a batch while they run."""
+
+    def begins(self, opened: OpenSession) -> None:
+        """A call begins."""
+        ...
+
+    def sees(self, event: Event) -> None:
+        """Something has come for a row of the call that runs."""
+        ...
+
+    def stays(self, row: Row) -> bool:
+        """Whether a failed row goes on in no other route (`pipegen.core.interpreter.advance`)."""
+        ...
+
+
+class Request(Generic[K]):
+    """A request on its way."""
+
+    __slots__ = ("given", "key", "number", "outcome")
+
+    def __init__(self, key: K, given: Slot[GenerationRequest], number: int) -> None:
+        self.key, self.given, self.number = key, given, number
+        self.outcome: Slot[Any] | Exception | None = None
+        """Its slot, or the bug that raises when its turn comes; None while it is in flight."""
+
+
+class OutputOrder(Generic[K]):
+    """The requests that were taken and not given out: they are given out in the order of the input,
+    or as they end.
+    """
+
+    def __init__(self, *, ordered: bool = True) -> None:
+        self._ordered, self._taken = ordered, 0
+        self._requests = deque[Request[K]]()
+        """Those to be given out: all, or where they are not ordered those that have ended."""
+        self.waiting = 0
+        """How many have ended and were not given out."""
+
+    def take(self, key: K, given: Slot[GenerationRequest]) -> Request[K]:
+        """A request is taken, and has a number."""
+        request = Request(key, given, self._taken)
+        self._taken += 1
+        if self._ordered:
+            self._requests.append(request)
+        return request
+
+    def end(self, request: Request[K], outcome: Slot[Any] | Exception) -> None:
+        """A request has its slot, or a bug."""
+        request.outcome = outcome
+        self.waiting += 1
+        if not self._ordered:
+            self._requests.append(request)
+
+    def give(self) -> list[tuple[K, Slot[Any]]]:
+        """The keys and slots of the requests whose turn has come. Raises a bug once all before it
+        were given out.
+        """
+        slots: list[tuple[K, Slot[Any]]] = []
+        while self._requests and (outcome := self._requests[0].outcome) is not None:
+            if isinstance(outcome, Exception):
+                if slots:
+                    break
+                raise outcome
+            slots.append((self._requests.popleft().key, outcome))
+            self.waiting -= 1
+        return slots
+
+
+class Input(Generic[K]):
+    """Requests that are taken one by one, as there is room for them.
+
+    take: gives the next key and request, or why there is none.
+    admits: whether requests are to be admitted (see `pipegen.drivers.arguments`).
+    """
+
+    is_batch, together = False, 64
+    """Whether all is there from the start; how many requests go through stages together."""
+
+    def __init__(
+        self,
+        take: Callable[[], tuple[K, Any] | NoRequest],
+        options: GenerationOptions | None = None,
+        image_policy: ImagePolicy | None = None,
+        policy: RequestPolicy | None = None,
+        *,
+        admits: bool = True,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._take, self._options, self._admits, self._clock = take, options, admits, clock
+        self._reads, self._allows = image_policy or ImagePolicy(), policy or RequestPolicy()
+        self.is_open, self.nothing_now = True, False
+        """Whether there may be more requests, and whether none is there yet."""
+        self.error: Exception | None = None
+        """What it raised."""
+        self.preparing: dict[Future[Prepared], Request[K]] = {}
+        """Requests with images, which other threads take to their first calls."""
+        self._pool: ThreadPoolExecutor | None = None
+
+    def taken(self, wants: Callable[[bool], bool]) -> Iterator[tuple[K, Slot[Any]]]:
+        """Keys and requests as long as there are some, and the drive wants them. It is asked with
+        whether the input is slow.
+        """
+        count, waited = 0, 0.0
+        while self.is_open and wants(waited >= max(PATIENCE, count * SLOW_INPUT)):
+            began = self._clock()
+            outcome = attempt(self._take)
+            count, waited = count + 1, waited + self._clock() - began
+            if not is_ok(outcome):
+                self.is_open, self.error = False, outcome.failure()
+                return
+            item = outcome.unwrap()
+            self.nothing_now = item is NoRequest.NOW
+            if isinstance(item, NoRequest):
+                self.is_open = self.nothing_now
+                return
+            key, given = item
+            yield key, admitted(given, self._options, self._allows) if self._admits else given
+
+    def prepare(
+        self,
+        request: Request[K],
+        advanced: Callable[[Sequence[Row]], Prepared],
+        wake: Callable[[], object],
+    ) -> None:
+        """Let another thread read the images of a request, and advance its row. `wake` is called
+        once that is done.
+        """
+        self._pool = self._pool or ThreadPoolExecutor(WORKERS, thread_name_prefix="pipegen-drive")
+        future = self._pool.submit(
+            lambda: advanced([Row(request.number, loaded(request.given, self._reads))])
+        )
+        self.preparing[future] = request
+        future.add_done_callback(lambda _: wake())
+
+    def prepared(self) -> list[tuple[Request[K], Result[Prepared, Exception]]]:
+        """The requests that other threads have prepared since, and what came of each."""
+        done = [future for future in self.preparing if future.done()]
+        return [(self.preparing.pop(future), attempt(future.result)) for future in done]
+
+    def close(self) -> None:
+        """Take no more, and end the work of other threads."""
+        self.is_open = False
+        if self._pool is not None:
+            self._pool.shutdown(cancel_futures=True)
+
+
+class WholeBatch(Input[K]):
+    """Requests that are all there from the start, admitted, with their images read."""
+
+    is_batch, together = True, 256
+
+    def __init__(self, requests: Iterable[tuple[K, Slot[Any]]]) -> None:
+        super().__init__(lambda: NoRequest.MORE)
+        self._requests = requests
+
+    def taken(self, wants: Callable[[bool], bool]) -> Iterator[tuple[K, Slot[Any]]]:
+        """All, whether there is room for them or not."""
+        if self.is_open:
+            self.is_open = False
+            yield from self._requests
+
+
+class OpenSession:
+    """The session of an engine, the rows to be added next, and those that it works on, by their
+    numbers in the session.
+    """
+
+    def __init__(self, name: Any, session: Session, wanted: EngineRequest) -> None:
+        self.name, self.session = name, session
+        self.backend, self.shown = wanted.backend, wanted.shown
+        """The engine; of the call of a batch, `shown` as in `EngineRequest`."""
+        self.answered: list[Row] = []
+        """Rows with the answer, which have not gone on."""
+        self.new: list[int] = []
+        self.rows: dict[int, Row] = {}
+        self.inputs: dict[int, Any] = {}
+        """What the engine gets for each of them."""
+        self._same: dict[Hashable, int] = {}
+        """By `EngineRequest.same`, the row that others may be asked with."""
+        self._names: dict[int, Hashable] = {}
+        """Of these rows, `EngineRequest.same`."""
+        self.others: dict[int, list[Row]] = {}
+        """Other rows, which want the same as the one of that number."""
+
+    def want(self, number: int, row: Row, wanted: EngineRequest) -> bool:
+        """Take a row under this number; False where it is asked with another one."""
+        if wanted.same is not None:
+            first = self._same.setdefault(wanted.same, number)
+            if first != number:
+                self.others.setdefault(first, []).append(row)
+                return False
+            self._names[number] = wanted.same
+        self.rows[number], self.inputs[number] = row, wanted.input
+        self.new.append(number)
+        return True
+
+    def add_new(self, *, sort: bool = False) -> None:
+        """Add the new rows to the session; in the order of the input where they are to be sorted."""
+        new, self.new = self.new, []
+        if sort:
+            new = in_order(new, self.rows.__getitem__)
+        self.session.add({number: self.inputs[number] for number in new})
+
+    def end(self, number: int) -> tuple[Any, list[Row]]:
+        """What the engine got under this number, and the rows that have the answer."""
+        self._same.pop(self._names.pop(number, None), None)
+        return self.inputs.pop(number), [self.rows.pop(number), *self.others.pop(number, ())]
+
+    @property
+    def all_rows(self) -> list[Row]:
+        """The rows of all numbers."""
+        return [*self.rows.values(), *(row for rows in self.others.values() for row in rows)]
+
+
+class Sessions:
+    """The open sessions: one for each engine, to which rows are added at any time. Of a whole batch
+    they are its calls, one for each place of the pipe.
+
+    in_flight: how many requests may be in flight; where that is open, the engines say it.
+    tokens: whether the engines tell of rows while they work on them.
+    """
+
+    def __init__(
+        self,
+        wake: Callable[[], object],
+        *,
+        is_batch: bool = False,
+        in_flight: int | None = None,
+        tokens: bool = False,
+    ) -> None:
+        self._wake, self._is_batch, self._tokens = wake, is_batch, tokens
+        self.loop: asyncio.AbstractEventLoop | None = None
+        """Of an asynchronous caller."""
+        self.opened: dict[Any, OpenSession] = {}
+        """By the engine; of a batch by the place. Of one place, scores of prompts come first."""
+        self._count = 0
+        self.image_bytes = 0
+        """What the images of the rows take; of a whole batch, nothing is counted."""
+        self.in_flight = in_flight or IN_FLIGHT
+        self.are_known = is_batch or in_flight is not None
+        """Whether it is known how many requests may be in flight."""
+        self._in_flight = None if self.are_known else dict[Any, int]()
+
+    @property
+    def side_by_side(self) -> int:
+        """How many rows the engines work on at a time."""
+        return max((opened.session.side_by_side for opened in self.opened.values()), default=0)
+
+    def want(self, row: Row, wanted: EngineRequest) -> None:
+        """Put what a row wants to what its engine is to work on next."""
+        self._count += 1
+        engine: Any = wanted.backend
+        name = (row.place, wanted.shown, id(engine)) if self._is_batch else id(engine)
+        opened = self.opened.get(name)
+        if opened is None:
+            session = open_session(
+                engine, self._wake, tokens=self._tokens, loop=self.loop, fed=not self._is_batch
+            )
+            opened = self.opened[name] = OpenSession(name, session, wanted)
+        # it is asked again, since an engine may know better once it has started
+        if self._in_flight is not None:
+            self._in_flight[name] = getattr(engine, "in_flight", IN_FLIGHT)
+            self.in_flight, self.are_known = max(self._in_flight.values()), True
+        if opened.want(self._count, row, wanted) and not self._is_batch:
+            self.image_bytes += image_bytes(wanted.input)
+
+    @property
+    def due(self) -> list[OpenSession]:
+        """Those to work next: all; of a whole batch the call that comes first."""
+        if self._is_batch:
+            return [self.opened[min(self.opened)]] if self.opened else []
+        return [*self.opened.values()]
+
+    def end(self, opened: OpenSession, number: int) -> tuple[Any, list[Row]]:
+        """What the engine got under this number, and the rows that have the answer."""
+        asked, rows = opened.end(number)
+        self.image_bytes -= 0 if self._is_batch else image_bytes(asked)
+        return asked, rows
+
+    def leave(self, opened: OpenSession) -> None:
+        """End a session."""
+        del self.opened[opened.name]
+        opened.session.close()
+
+    @property
+    def live(self) -> Iterator[Row]:
+        """The rows that want an answer, or have one and have not gone on."""
+        for opened in self.opened.values():
+            yield from opened.all_rows
+            yield from opened.answered
+
+    def close(self) -> None:
+        """End them all."""
+        for opened in [*self.opened.values()]:
+            self.leave(opened)
+
+
+class Drain:
+    """The time that requests in flight have to end once no more are taken."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._end: float | None = None
+
+    def begin(self, seconds: float) -> None:
+        """They have so many seconds from now; begun again, no more than they had."""
+        end = self._clock() + seconds
+        self._end = end if self._end is None else min(self._end, end)
+
+    @property
+    def seconds_left(self) -> float | None:
+        """None where it has not begun."""
+        return None if self._end is None else max(0.0, self._end - self._clock())
+
+
+class Alarm:
+    """Wakes who waits for something to look at: a thread, or the event loop of an asynchronous
+    caller.
+    """
+
+    def __init__(self) -> None:
+        self._asleep = threading.Lock()
+        self._asleep.acquire()
+        """Free when there is something to look at since the last wait. Unlike an event, a signal
+        handler may free it wherever it interrupts this thread.
+        """
+        self._awakens: Callable[[], object] = self._asleep.release
+
+    def wake(self) -> None:
+        """Let who waits look again: a row has ended, there is a request, or all is to be closed. A
+        signal handler may call it.
+        """
+        with contextlib.suppress(RuntimeError):  # it is awake, or its event loop was closed
+            self._awakens()
+
+    def wait(self, seconds: float | None = None) -> None:
+        """Wait until it is woken, for so many seconds at most."""
+        self._asleep.acquire(timeout=-1 if seconds is None else min(seconds, threading.TIMEOUT_MAX))
+
+    def event_in(self, loop: asyncio.AbstractEventLoop) -> asyncio.Event:
+        """An event of the loop that runs in this thread; it is set where a thread would wake."""
+        import asyncio  # half of what `import pipegen` would cost
+
+        woken, thread = asyncio.Event(), threading.get_ident()
+
+        def awaken() -> None:
+            if threading.get_ident() == thread:
+                woken.set()
+            else:
+                loop.call_soon_threadsafe(woken.set)
+
+        self._awakens = awaken
+        return woken
+
+
+def in_order(items: Iterable[T], row_of: Callable[[T], Row]) -> list[T]:
+    """Items that stand for a row each, in the order of the input and of a request's samples."""
+    by_sample = sorted(items, key=lambda item: row_of(item).sample)
+    return sorted(by_sample, key=lambda item: row_of(item).key)
+
+
+def image_bytes(wanted: Any) -> int:
+    """What the images of a call's input take, in bytes: as pixels, or as they came."""
+    if isinstance(wanted, Encoded):
+        images = wanted.prompt.images
+        return sum([len(image.rgb) for image in images]) if images else 0
+    return (
+        sum(len(piece) for source in wanted.request.sources for piece in source.contents)
+        if isinstance(wanted, ResolvedRequest)
+        else 0
+    )
