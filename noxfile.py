@@ -91,9 +91,9 @@ CORE = (
     "answer/*",
     "stages/*",
 )
-# What is tested without an engine installed, beside the doctests; all other tests of the core run
-# once, in `tests`. That no room but backends imports an engine is in test_layout.py.
-WITHOUT_AN_ENGINE = ("tests/core", "tests/test_layout.py", "tests/test_public_names.py")
+# What is tested without an engine installed, beside the doctests; all other tests run once, in
+# `tests`: test_layout.py too, which says that no room but backends imports an engine.
+WITHOUT_AN_ENGINE = ("tests/core", "tests/test_public_names.py")
 FAST = ("-m", "not slow")
 REAL_TOKENIZERS = ROOT / ".cache" / "real_tokenizers"
 # One file of tests to a worker, so that what a file shares is made once; each worker loads torch,

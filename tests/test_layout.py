@@ -84,8 +84,8 @@ INNER_NAMES = {
         "BACKENDS DIALECTS Dialect ENGINE_LIST IN_PROCESS TOKEN_ENGINES TYPES shown"
     ),
     "records.fields": (
-        "Check boolean checks_of help_of nearest non_empty_string one_of record schema_of "
-        "taken_instead unchecked_replace"
+        "Check UNWRITTEN boolean checks_of help_of nearest non_empty_string one_of record "
+        "schema_of taken_instead unchecked_replace"
     ),
     "records.finish_words": "Meaning meaning_of word_of",
     "records.frozen": "freeze thaw",
@@ -118,17 +118,17 @@ INNER_NAMES = {
     "ending.stop_state": "TokenFold plan_of",
     "template.template": "call_template",
     "answer": "answer_check",
-    "answer.answer_check": "Answer CUT_PROMPT FindingKind HINTS answer_of check_answer",
+    "answer.answer_check": "Answer CUT_PROMPT Finding FindingKind HINTS WORDS check_answer",
     "answer.barred": "barred_after spellings",
     "stages.gather_samples": "derive_seed expand",
     "drivers.arguments": (
         "Options admitted check_run check_settings pair pairs prepare_batch record_of "
         "require_iterable with_option_words"
     ),
-    "drivers.drive": "Drive IN_FLIGHT",
+    "drivers.drive": "Drive",
+    "drivers.drive_parts": "IN_FLIGHT NoRequest",
     "drivers.mapping": "flow_of",
     "drivers.route": "with_options",
-    "drivers.row_sessions": "NoRequest",
     "drivers.scoring": "continued_by",
     "drivers.tools": "Tools",
     "drivers.turns": "next_request",
@@ -137,20 +137,21 @@ INNER_NAMES = {
     "backends.checkpoint.checkpoint": "Checkpoint",
     "backends.checkpoint.engine_parity": "compared in_words",
     "backends.checkpoint.locate": "NoSuchModel",
-    "backends.hf.first_steps": "CannotCheck WAYS",
+    "backends.checkpoint.verdicts": "CannotCheck",
+    "backends.hf.first_steps": "WAYS",
     "backends.hf.hf_engine": "HFEngine",
     "backends.http.access": "addresses_of",
     "backends.http.transport": "AttemptFailed HttpStatusError",
-    "backends.servers": "sglang_dialect vllm_dialect",
     "backends.servers.dialects": "find_dialect",
     "backends.servers.dry": "wire_requests",
     "backends.servers.extra_body": "OWN REMOVED",
     "backends.servers.facts": "models_of",
+    "backends.servers.openai": "too_long",
     "backends.servers.reading": "error_message ids_of json_of usage_of",
     "backends.servers.sglang_dialect": "SGLANG abort too_long",
     "backends.servers.vllm_dialect": "VLLM too_long",
     "backends.servers.wire": "Facts ServerRequest Wire WireRequest",
-    "backends.vllm.self_check": "CannotCheck check_lengths",
+    "backends.vllm.self_check": "check_lengths",
 }
 """What the rooms above the border import from those below it, beside the public names: by module."""
 HEAVY = (

@@ -10,9 +10,8 @@ import sys
 from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
-from pipegen import __version__
 from pipegen.cli.usage import refuse
-from pipegen.core.distribution import DISTRIBUTION, install_command, install_hint
+from pipegen.core.distribution import DISTRIBUTION, install_command, install_hint, version
 from pipegen.core.errors import CallFailed, TemplateFailed
 from pipegen.core.slots import is_ok
 from pipegen.engines.capabilities import ENGINES, FEATURES
@@ -53,7 +52,7 @@ def examine(model: str | None = None, engine: str | None = None) -> dict[str, An
     steps = None if missing["hf"] else _first_steps("embedded")
     right = steps is None or steps["same"] is not False
     return {
-        "pipegen": __version__,
+        "pipegen": version(),
         "python": platform.python_version(),
         "platform": platform.platform(terse=True),
         "packages": {name: _version(name) for name in PACKAGES},

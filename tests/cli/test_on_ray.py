@@ -24,45 +24,39 @@ from pipegen.core.errors import BackendFailed, CallFailed
 from pipegen.jobs import ray_actors
 from pipegen.testing.fake import FakeEngine
 
+RAY_IS_HERE = pytest.mark.skipif(
+    importlib.util.find_spec("ray") is not None, reason="Ray is installed here"
+)
 
-def test_gpus_of_a_replica_take_ray(
-    command: Callable[..., Any], jsonl: Callable[..., Path], tmp_path: Path
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (("--gpus-per-replica", "2"), "takes --replicas or --ray too"),
+        (("--ray", "--shard", "1/2"), "goes without --ray: these split"),
+        (("--ray", "ray://head:10001"), "ray job submit"),
+        pytest.param(("--ray",), "[ray]", marks=RAY_IS_HERE),
+    ],
+)
+def test_what_does_not_go_with_ray_is_bad_usage(
+    flags: tuple[str, ...],
+    words: str,
+    command: Callable[..., Any],
+    jsonl: Callable[..., Path],
+    tmp_path: Path,
 ) -> None:
     ran = command(
         *("generate", jsonl({"prompt": "Hi"}), "-o", tmp_path / "out.jsonl"),
-        *("--model", "embedded", "--gpus-per-replica", "2"),
+        *("--model", "embedded", *flags),
     )
     assert ran.code == 2
-    assert "takes --replicas or --ray too" in ran.err
-
-
-def test_a_run_on_ray_takes_no_shard(
-    command: Callable[..., Any], jsonl: Callable[..., Path], tmp_path: Path
-) -> None:
-    ran = command(
-        *("generate", jsonl({"prompt": "Hi"}), "-o", tmp_path / "out.jsonl"),
-        *("--model", "embedded", "--ray", "--shard", "1/2"),
-    )
-    assert ran.code == 2
-    assert "goes without --ray: these split" in ran.err
+    assert words in ran.err
 
 
 def test_a_run_on_ray_is_a_job(command: Callable[..., Any], jsonl: Callable[..., Path]) -> None:
     ran = command("generate", "--ray", jsonl({"prompt": "Hi"}), "--model", "embedded")
     assert ran.code == 2
     assert "takes a file or a folder as IN, and a file as -o OUT" in ran.err
-
-
-@pytest.mark.skipif(importlib.util.find_spec("ray") is not None, reason="Ray is installed here")
-def test_ray_that_is_missing_is_bad_usage(
-    command: Callable[..., Any], jsonl: Callable[..., Path], tmp_path: Path
-) -> None:
-    ran = command(
-        *("generate", jsonl({"prompt": "Hi"}), "-o", tmp_path / "out.jsonl"),
-        *("--model", "embedded", "--ray"),
-    )
-    assert ran.code == 2
-    assert "[ray]" in ran.err
 
 
 def test_without_rows_to_ask_ray_is_not_started(
@@ -83,17 +77,6 @@ def test_the_address_may_be_left_out() -> None:
         getattr(on_ray(address, 2, 0.5, load_of, ()), "address", "none")
         for address in ("", "local", "10.0.0.1:6379")
     ] == [None, "local", "10.0.0.1:6379"]
-
-
-def test_a_client_of_a_cluster_is_told_to_send_the_command_there(
-    command: Callable[..., Any], jsonl: Callable[..., Path], tmp_path: Path
-) -> None:
-    ran = command(
-        *("generate", "--ray", "ray://head:10001", jsonl({"prompt": "Hi"})),
-        *("-o", tmp_path / "out.jsonl", "--model", "embedded"),
-    )
-    assert ran.code == 2
-    assert "ray job submit" in ran.err
 
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -131,7 +114,7 @@ def test_replicas_alone_are_a_new_ray_on_this_machine() -> None:
     assert (on.address, on.replicas, on.gpus, on.flag) == ("local", 2, None, "--replicas")
 
 
-@pytest.mark.skipif(importlib.util.find_spec("ray") is not None, reason="Ray is installed here")
+@RAY_IS_HERE
 def test_without_ray_replicas_name_what_to_install_and_what_needs_no_ray(
     command: Callable[..., Any], jsonl: Callable[..., Path], tmp_path: Path
 ) -> None:

@@ -111,7 +111,7 @@ def run(
             patch.setattr("pipegen.cli.generate.open_routes", lambda load: pg.route(engine))
             patch.setattr(Journal, "append", noted)
             # on a slow machine too, the calls come in one order
-            patch.setattr("pipegen.drivers.drive.PATIENCE", math.inf)
+            patch.setattr("pipegen.drivers.drive_parts.PATIENCE", math.inf)
             patch.setattr("pipegen.jobs.kept_turns._LOOK", math.inf)
             try:
                 if disk is None:
@@ -128,8 +128,11 @@ def run(
         found.asked = [str(encoded.request.id) for call in engine.calls for encoded in call]
         return found
 
+    # what a killed command left open nobody closes while its case is tried, or in another test
+    gc.disable()
     yield ran
-    gc.collect()  # what a killed command left open is not to be closed in another test
+    gc.enable()
+    gc.collect()
 
 
 def files_in(folder: Path) -> dict[str, bytes]:

@@ -498,6 +498,12 @@ def test_settings_are_replaced_whole(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert [path.name for path in tmp_path.iterdir()] == ["job.json"]
 
 
+def test_settings_that_cannot_be_read_are_no_settings_of_another(tmp_path: Path) -> None:
+    (tmp_path / "job.json").mkdir()
+    with pytest.raises(JournalError, match=r"job\.json cannot be read: Is a directory"):
+        read_settings(tmp_path)
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [

@@ -459,6 +459,18 @@ def read_to_the_end(folder: Path, requests: list[dict[str, Any]], stamp: str = "
         assert len(list(running)) == len(requests)
 
 
+def test_a_shard_asks_for_its_rows_alone_and_notes_those_of_the_others(tmp_path: Path) -> None:
+    requests, answered = [*ROWS[:30], {"id": "no request", "prompt": 5}], []
+    for shard in (1, 2):
+        engine = FakeEngine(echo)
+        with start_job(pg.route(engine), enumerate(requests), tmp_path, part=(shard, 2)) as running:
+            mine = [slot.unwrap().id for _, slot in running if pg.is_ok(slot)]
+        assert mine == asked(engine)
+        assert len(entries(tmp_path)) == 30
+        answered += mine
+    assert sorted(answered) == sorted(one["id"] for one in ROWS[:30])
+
+
 @pytest.mark.parametrize("part", [None, (1, 2), (2, 2)])
 def test_what_is_missing_of_the_same_input_is_found_in_the_map(
     part: tuple[int, int] | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -245,9 +245,9 @@ def test_an_id_with_a_number_sign_is_that_of_its_request(
 
 
 def asked_again(
-    route: pg.Route, count: int = 40, *, seeds: bool = False, **options: Any
+    route: pg.Route, count: int = 40, **options: Any
 ) -> list[tuple[str, Slot[pg.GenerationResult]]]:
-    """One prompt, asked many times, each time with another seed; and whether the rows say so."""
+    """One prompt, asked many times, each time with another seed."""
     requests = [
         {
             "messages": [{"role": "user", "content": "Write a short story about a cat."}],
@@ -256,10 +256,14 @@ def asked_again(
         for number in range(count)
     ]
     slots = pg.run(route, requests, {"max_new_tokens": 16, **options})
-    return [
-        (str(number), slot if seeds else slot.map(without_seed))
-        for number, slot in enumerate(slots)
-    ]
+    return [(str(number), slot) for number, slot in enumerate(slots)]
+
+
+def without_seeds(
+    rows: list[tuple[str, Slot[pg.GenerationResult]]],
+) -> list[tuple[str, Slot[pg.GenerationResult]]]:
+    """The rows, which do not name their seeds."""
+    return [(name, slot.map(without_seed)) for name, slot in rows]
 
 
 def without_seed(result: pg.GenerationResult) -> pg.GenerationResult:
@@ -281,14 +285,14 @@ HOW: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize("seeds", [False, True])
 @pytest.mark.parametrize("options", HOW, ids=str)
 def test_right_rows_of_one_prompt_that_is_asked_often_are_right(
-    options: dict[str, Any], seeds: bool, embedded: pg.Route
+    options: dict[str, Any], embedded: pg.Route
 ) -> None:
-    found = judged(asked_again(embedded, seeds=seeds, **options), embedded)
-    known = "repetition_penalty" not in options
-    assert (set(found.counts), found.whole) == ({"right" if known else "not judged"}, "")
+    rows, known = asked_again(embedded, **options), "repetition_penalty" not in options
+    for made in (rows, without_seeds(rows)):
+        found = judged(made, embedded)
+        assert (set(found.counts), found.whole) == ({"right" if known else "not judged"}, "")
 
 
 @pytest.mark.parametrize(
@@ -308,7 +312,7 @@ def test_right_rows_of_one_prompt_that_is_asked_often_are_right(
 def test_tokens_drawn_otherwise_than_the_options_say_show_in_all_rows_together(
     made: dict[str, Any], said: dict[str, Any], embedded: pg.Route
 ) -> None:
-    options = asked_again(embedded, 1, **said)[0][1].unwrap().options
+    options = without_seeds(asked_again(embedded, 1, **said))[0][1].unwrap().options
     found = judged(changed(asked_again(embedded, 60, **made), options=options), embedded)
     assert not found.right
     assert found.whole.startswith("sampling: tokens drawn with temperature=") or (
@@ -329,7 +333,7 @@ def test_tokens_drawn_otherwise_than_the_options_say_show_in_all_rows_together(
 def test_rows_that_are_not_what_their_seeds_give_are_found(
     options: dict[str, Any], embedded: pg.Route
 ) -> None:
-    rows = asked_again(embedded, seeds=True, **options)
+    rows = asked_again(embedded, **options)
     other = [
         changed([row], options=said.unwrap().options)[0]
         for row, (_, said) in zip(rows, rows[7:] + rows[:7], strict=True)
