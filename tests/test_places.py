@@ -232,9 +232,12 @@ from pipegen.backends.checkpoint.videos import Videos
 from pipegen.backends.vllm.corrections import corrections
 
 config = SimpleNamespace(model_type="qwen3_5", video_token_id=5, sliding_window=8)
-checkpoint = SimpleNamespace(config=config, images_unsupported_reason="", takes_images=True)
+checkpoint = SimpleNamespace(
+    config=config, model_type="qwen3_5", images_unsupported_reason="", takes_images=True,
+    fact=lambda name, find: find(),
+)
 other = SimpleNamespace(
-    config=SimpleNamespace(model_type="llava"), images_unsupported_reason="", takes_images=True
+    model_type="llava", images_unsupported_reason="", takes_images=True
 )
 print(json.dumps([
     Videos(checkpoint).unsupported_reason,
