@@ -111,7 +111,7 @@ def run(
             patch.setattr("pipegen.cli.generate.open_routes", lambda load: pg.route(engine))
             patch.setattr(Journal, "append", noted)
             # on a slow machine too, the calls come in one order
-            patch.setattr("pipegen.drivers.drive.PATIENCE", math.inf)
+            patch.setattr("pipegen.drivers.drive_parts.PATIENCE", math.inf)
             patch.setattr("pipegen.jobs.kept_turns._LOOK", math.inf)
             try:
                 if disk is None:
