@@ -31,6 +31,7 @@ import contextlib
 import time
 from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Iterator, Sequence
 from contextvars import copy_context
+from functools import partial
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
@@ -44,6 +45,7 @@ from pipegen.core.parallel import WORKERS
 from pipegen.core.pipe import Pipe
 from pipegen.core.slots import Batch, Slot, is_ok
 from pipegen.core.steps import EngineRequest
+from pipegen.drivers.arguments import loaded
 from pipegen.drivers.drive_parts import (
     Alarm,
     Drain,
@@ -64,6 +66,7 @@ from pipegen.engines.extras import MissingExtra
 from pipegen.engines.model import begin_run, end_run
 from pipegen.engines.protocol import Event, RowDone
 from pipegen.engines.session import ALL
+from pipegen.records.requests import ImagePolicy
 
 if TYPE_CHECKING:
     import asyncio
@@ -94,6 +97,7 @@ class Drive(Generic[K]):
         pipe: Pipe[Any, Any],
         requests: Input[K],
         *,
+        image_policy: ImagePolicy | None = None,
         in_flight: int | None = None,
         ordered: bool = True,
         isolate_bugs: bool = False,
@@ -104,7 +108,7 @@ class Drive(Generic[K]):
     ) -> None:
         self._pipe, self._input, self._is_batch = pipe, requests, requests.is_batch
         self._isolates, self._finished, self._kept = isolate_bugs, finished, kept
-        self._watcher = watcher
+        self._watcher, self._image_policy = watcher, image_policy or ImagePolicy()
         self._output_order: OutputOrder[K] = OutputOrder(ordered=ordered)
         self._requests: dict[int, Request[K]] = {}
         """The requests in flight, by their numbers: the keys of their rows."""
@@ -189,11 +193,14 @@ class Drive(Generic[K]):
             self._fill()
         if self._output_order.waiting and (given := self._output_order.give()):
             return given
-        worked = self._settle_prepared()
+        worked = bool(self._input.preparing) and self._settle_prepared()
         for opened in self._sessions.due:
             if opened.rows and not self._awaits_more(opened):
                 try:
-                    self._add(opened)
+                    if opened.new:
+                        if self._watcher is not None:
+                            self._watcher.begins(opened)
+                        opened.add_new(sort=self._is_batch)
                     events = opened.session.step()
                 except CallFailed as failed:
                     events = self._failed(opened, failed)
@@ -212,7 +219,7 @@ class Drive(Generic[K]):
                 worked = True
                 self._sessions.leave(opened)
                 self._go_on(opened)
-        given = self._output_order.give()
+        given = self._output_order.give() if self._output_order.waiting else []
         self._idle = not (worked or given) and self._waits
         if self._idle and self._sessions.loop is None:
             self._alarm.wait(self._drain.seconds_left)
@@ -243,7 +250,8 @@ class Drive(Generic[K]):
         """End all that is in flight."""
         self.closed = True
         self.wake()
-        self._sessions.close()
+        for opened in [*self._sessions.opened.values()]:
+            self._sessions.leave(opened)
         self._input.close()
         self._requests.clear()
         self._incomplete.clear()
@@ -258,7 +266,7 @@ class Drive(Generic[K]):
             request = self._output_order.take(key, slot)
             self._requests[request.number] = request
             if not self._is_batch and is_ok(slot) and slot.unwrap().sources:
-                self._input.prepare(request, self._advanced, self.wake)
+                self._input.prepare(request, partial(self._read, request), self.wake)
             else:
                 together.append(Row(request.number, slot))
             # The first one tells which engine there is, and so how many may be taken.
@@ -266,6 +274,10 @@ class Drive(Generic[K]):
                 self._go(together)
                 together = []
         self._go(together)
+
+    def _read(self, request: Request[K]) -> Prepared:
+        """Read the images of a request, and advance it."""
+        return self._advanced([Row(request.number, loaded(request.given, self._image_policy))])
 
     def _wants_one(self, input_is_slow: bool) -> bool:
         """Whether to take a request: of a slow input no more than the engines work on at a time."""
@@ -357,8 +369,6 @@ class Drive(Generic[K]):
 
     def _settle_prepared(self) -> bool:
         """Let requests go on that other threads have prepared; whether there were any."""
-        if not self._input.preparing:
-            return False
         prepared = self._input.prepared()
         for request, result in prepared:
             if is_ok(result):
@@ -383,13 +393,6 @@ class Drive(Generic[K]):
         if not opened.session.side_by_side or len(opened.new) < len(opened.rows):
             return False
         return bool(self._input.preparing) or (self._takes_more and at_once)
-
-    def _add(self, opened: OpenSession) -> None:
-        """Add what is new to the session."""
-        if opened.new:
-            if self._watcher is not None:
-                self._watcher.begins(opened)
-            opened.add_new(sort=self._is_batch)
 
     def _failed(self, opened: OpenSession, failed: CallFailed) -> list[Event]:
         """A call failed as a whole: so do its rows, and the session is over."""

@@ -8,10 +8,11 @@ import contextlib
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
 from enum import Enum, auto
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar
 
 from returns.result import Result
 
@@ -21,11 +22,11 @@ from pipegen.core.interpreter import Advanced, Row
 from pipegen.core.parallel import WORKERS
 from pipegen.core.slots import Slot, is_ok
 from pipegen.core.steps import EngineRequest
-from pipegen.drivers.arguments import admitted, loaded
+from pipegen.drivers.arguments import admitted
 from pipegen.engines.protocol import Event
 from pipegen.engines.session import open_session
 from pipegen.records.options import GenerationOptions
-from pipegen.records.requests import GenerationRequest, ImagePolicy, RequestPolicy
+from pipegen.records.requests import GenerationRequest, RequestPolicy
 from pipegen.records.results import Encoded, ResolvedRequest
 
 if TYPE_CHECKING:
@@ -41,6 +42,7 @@ __all__ = [
     "OpenSession",
     "OutputOrder",
     "Prepared",
+    "ReadInput",
     "Request",
     "Sessions",
     "Watcher",
@@ -97,34 +99,35 @@ class Watcher(Protocol):
         ...
 
 
+@dataclass(slots=True)
 class Request(Generic[K]):
     """A request on its way."""
 
-    __slots__ = ("given", "key", "number", "outcome")
+    key: K
+    given: Slot[GenerationRequest]
+    number: int
+    outcome: Slot[Any] | Exception | None = None
+    """Its slot, or the bug that raises when its turn comes; None while it is in flight."""
 
-    def __init__(self, key: K, given: Slot[GenerationRequest], number: int) -> None:
-        self.key, self.given, self.number = key, given, number
-        self.outcome: Slot[Any] | Exception | None = None
-        """Its slot, or the bug that raises when its turn comes; None while it is in flight."""
 
-
+@dataclass
 class OutputOrder(Generic[K]):
     """The requests that were taken and not given out: they are given out in the order of the input,
     or as they end.
     """
 
-    def __init__(self, *, ordered: bool = True) -> None:
-        self._ordered, self._taken = ordered, 0
-        self._requests = deque[Request[K]]()
-        """Those to be given out: all, or where they are not ordered those that have ended."""
-        self.waiting = 0
-        """How many have ended and were not given out."""
+    ordered: bool = True
+    waiting: int = 0
+    """How many have ended and were not given out."""
+    _requests: deque[Request[K]] = field(default_factory=deque)
+    """Those to be given out: all, or where they are not ordered those that have ended."""
+    _taken: int = 0
 
     def take(self, key: K, given: Slot[GenerationRequest]) -> Request[K]:
         """A request is taken, and has a number."""
         request = Request(key, given, self._taken)
         self._taken += 1
-        if self._ordered:
+        if self.ordered:
             self._requests.append(request)
         return request
 
@@ -132,7 +135,7 @@ class OutputOrder(Generic[K]):
         """A request has its slot, or a bug."""
         request.outcome = outcome
         self.waiting += 1
-        if not self._ordered:
+        if not self.ordered:
             self._requests.append(request)
 
     def give(self) -> list[tuple[K, Slot[Any]]]:
@@ -150,69 +153,38 @@ class OutputOrder(Generic[K]):
         return slots
 
 
+@dataclass
 class Input(Generic[K]):
-    """Requests that are taken one by one, as there is room for them.
-
-    take: gives the next key and request, or why there is none.
-    admits: whether requests are to be admitted (see `pipegen.drivers.arguments`).
+    """Where the requests of a drive come from. Those with images may be prepared by other threads,
+    which take them to their first calls.
     """
 
-    is_batch, together = False, 64
-    """Whether all is there from the start; how many requests go through stages together."""
-
-    def __init__(
-        self,
-        take: Callable[[], tuple[K, Any] | NoRequest],
-        options: GenerationOptions | None = None,
-        image_policy: ImagePolicy | None = None,
-        policy: RequestPolicy | None = None,
-        *,
-        admits: bool = True,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._take, self._options, self._admits, self._clock = take, options, admits, clock
-        self._reads, self._allows = image_policy or ImagePolicy(), policy or RequestPolicy()
-        self.is_open, self.nothing_now = True, False
-        """Whether there may be more requests, and whether none is there yet."""
-        self.error: Exception | None = None
-        """What it raised."""
-        self.preparing: dict[Future[Prepared], Request[K]] = {}
-        """Requests with images, which other threads take to their first calls."""
-        self._pool: ThreadPoolExecutor | None = None
+    is_open: bool = field(default=True, init=False)
+    """Whether there may be more requests."""
+    nothing_now: bool = field(default=False, init=False)
+    """Whether none is there yet."""
+    error: Exception | None = field(default=None, init=False)
+    """What it raised."""
+    preparing: dict[Future[Prepared], Request[K]] = field(default_factory=dict, init=False)
+    """The requests that other threads prepare."""
+    _pool: ThreadPoolExecutor | None = field(default=None, init=False)
+    is_batch: ClassVar[bool]
+    """Whether all is there from the start."""
+    together: ClassVar[int]
+    """How many requests go through stages together."""
 
     def taken(self, wants: Callable[[bool], bool]) -> Iterator[tuple[K, Slot[Any]]]:
         """Keys and requests as long as there are some, and the drive wants them. It is asked with
         whether the input is slow.
         """
-        count, waited = 0, 0.0
-        while self.is_open and wants(waited >= max(PATIENCE, count * SLOW_INPUT)):
-            began = self._clock()
-            outcome = attempt(self._take)
-            count, waited = count + 1, waited + self._clock() - began
-            if not is_ok(outcome):
-                self.is_open, self.error = False, outcome.failure()
-                return
-            item = outcome.unwrap()
-            self.nothing_now = item is NoRequest.NOW
-            if isinstance(item, NoRequest):
-                self.is_open = self.nothing_now
-                return
-            key, given = item
-            yield key, admitted(given, self._options, self._allows) if self._admits else given
+        raise NotImplementedError
 
     def prepare(
-        self,
-        request: Request[K],
-        advanced: Callable[[Sequence[Row]], Prepared],
-        wake: Callable[[], object],
+        self, request: Request[K], work: Callable[[], Prepared], wake: Callable[[], object]
     ) -> None:
-        """Let another thread read the images of a request, and advance its row. `wake` is called
-        once that is done.
-        """
+        """Let another thread prepare a request. `wake` is called once that is done."""
         self._pool = self._pool or ThreadPoolExecutor(WORKERS, thread_name_prefix="pipegen-drive")
-        future = self._pool.submit(
-            lambda: advanced([Row(request.number, loaded(request.given, self._reads))])
-        )
+        future = self._pool.submit(work)
         self.preparing[future] = request
         future.add_done_callback(lambda _: wake())
 
@@ -228,43 +200,76 @@ class Input(Generic[K]):
             self._pool.shutdown(cancel_futures=True)
 
 
+@dataclass
+class ReadInput(Input[K]):
+    """Requests that are taken one by one, as there is room for them.
+
+    take: gives the next key and request, or why there is none.
+    admits: whether requests are to be admitted (see `pipegen.drivers.arguments`).
+    """
+
+    take: Callable[[], tuple[K, Any] | NoRequest]
+    options: GenerationOptions | None = None
+    policy: RequestPolicy = field(default_factory=RequestPolicy)
+    admits: bool = True
+    clock: Callable[[], float] = time.monotonic
+    is_batch, together = False, 64
+
+    def taken(self, wants: Callable[[bool], bool]) -> Iterator[tuple[K, Slot[Any]]]:
+        count, waited = 0, 0.0
+        while self.is_open and wants(waited >= max(PATIENCE, count * SLOW_INPUT)):
+            began = self.clock()
+            outcome = attempt(self.take)
+            count, waited = count + 1, waited + self.clock() - began
+            if not is_ok(outcome):
+                self.is_open, self.error = False, outcome.failure()
+                return
+            item = outcome.unwrap()
+            self.nothing_now = item is NoRequest.NOW
+            if isinstance(item, NoRequest):
+                self.is_open = self.nothing_now
+                return
+            key, given = item
+            yield key, admitted(given, self.options, self.policy) if self.admits else given
+
+
+@dataclass
 class WholeBatch(Input[K]):
     """Requests that are all there from the start, admitted, with their images read."""
 
+    requests: Iterable[tuple[K, Slot[Any]]]
     is_batch, together = True, 256
-
-    def __init__(self, requests: Iterable[tuple[K, Slot[Any]]]) -> None:
-        super().__init__(lambda: NoRequest.MORE)
-        self._requests = requests
 
     def taken(self, wants: Callable[[bool], bool]) -> Iterator[tuple[K, Slot[Any]]]:
         """All, whether there is room for them or not."""
         if self.is_open:
             self.is_open = False
-            yield from self._requests
+            yield from self.requests
 
 
+@dataclass
 class OpenSession:
     """The session of an engine, the rows to be added next, and those that it works on, by their
     numbers in the session.
     """
 
-    def __init__(self, name: Any, session: Session, wanted: EngineRequest) -> None:
-        self.name, self.session = name, session
-        self.backend, self.shown = wanted.backend, wanted.shown
-        """The engine; of the call of a batch, `shown` as in `EngineRequest`."""
-        self.answered: list[Row] = []
-        """Rows with the answer, which have not gone on."""
-        self.new: list[int] = []
-        self.rows: dict[int, Row] = {}
-        self.inputs: dict[int, Any] = {}
-        """What the engine gets for each of them."""
-        self._same: dict[Hashable, int] = {}
-        """By `EngineRequest.same`, the row that others may be asked with."""
-        self._names: dict[int, Hashable] = {}
-        """Of these rows, `EngineRequest.same`."""
-        self.others: dict[int, list[Row]] = {}
-        """Other rows, which want the same as the one of that number."""
+    name: Any
+    session: Session
+    backend: Any
+    shown: bool
+    """Of the call of a batch: as in `EngineRequest`."""
+    answered: list[Row] = field(default_factory=list)
+    """Rows with the answer, which have not gone on."""
+    new: list[int] = field(default_factory=list)
+    rows: dict[int, Row] = field(default_factory=dict)
+    inputs: dict[int, Any] = field(default_factory=dict)
+    """What the engine gets for each of them."""
+    others: dict[int, list[Row]] = field(default_factory=dict)
+    """Other rows, which want the same as the one of that number."""
+    _same: dict[Hashable, int] = field(default_factory=dict)
+    """By `EngineRequest.same`, the row that others may be asked with."""
+    _names: dict[int, Hashable] = field(default_factory=dict)
+    """Of these rows, `EngineRequest.same`."""
 
     def want(self, number: int, row: Row, wanted: EngineRequest) -> bool:
         """Take a row under this number; False where it is asked with another one."""
@@ -340,7 +345,7 @@ class Sessions:
             session = open_session(
                 engine, self._wake, tokens=self._tokens, loop=self.loop, fed=not self._is_batch
             )
-            opened = self.opened[name] = OpenSession(name, session, wanted)
+            opened = self.opened[name] = OpenSession(name, session, engine, wanted.shown)
         # it is asked again, since an engine may know better once it has started
         if self._in_flight is not None:
             self._in_flight[name] = getattr(engine, "in_flight", IN_FLIGHT)
@@ -373,28 +378,23 @@ class Sessions:
             yield from opened.all_rows
             yield from opened.answered
 
-    def close(self) -> None:
-        """End them all."""
-        for opened in [*self.opened.values()]:
-            self.leave(opened)
 
-
+@dataclass
 class Drain:
     """The time that requests in flight have to end once no more are taken."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
-        self._end: float | None = None
+    clock: Callable[[], float] = time.monotonic
+    _end: float | None = None
 
     def begin(self, seconds: float) -> None:
         """They have so many seconds from now; begun again, no more than they had."""
-        end = self._clock() + seconds
+        end = self.clock() + seconds
         self._end = end if self._end is None else min(self._end, end)
 
     @property
     def seconds_left(self) -> float | None:
         """None where it has not begun."""
-        return None if self._end is None else max(0.0, self._end - self._clock())
+        return None if self._end is None else max(0.0, self._end - self.clock())
 
 
 class Alarm:

@@ -23,7 +23,7 @@ from pipegen.drivers.arguments import (
     with_option_words,
 )
 from pipegen.drivers.drive import Drive
-from pipegen.drivers.drive_parts import Input, NoRequest
+from pipegen.drivers.drive_parts import NoRequest, ReadInput
 from pipegen.drivers.tool_loop import CALLERS_LOOP
 from pipegen.records.frozen import plain_number
 from pipegen.records.parse_request import Request
@@ -135,8 +135,8 @@ def flow_of(
     in_flight = plain_number(in_flight)
     if in_flight is not None and (type(in_flight) is not int or in_flight < 1):
         raise ValueError(f"in_flight takes a whole number of at least 1, not {in_flight!r}")
-    requests = Input(take, run_options, image_policy, policy, admits=admits)
-    return Drive(route, requests, in_flight=in_flight, **settings)
+    requests = ReadInput(take, run_options, policy or RequestPolicy(), admits)
+    return Drive(route, requests, image_policy=image_policy, in_flight=in_flight, **settings)
 
 
 def _taken_from(requests: Iterator[tuple[K, Any]]) -> Callable[[], tuple[K, Any] | NoRequest]:

@@ -19,11 +19,11 @@ from pipegen.drivers.drive_parts import (
     SLOW_INPUT,
     Alarm,
     Drain,
-    Input,
     NoRequest,
     OpenSession,
     OutputOrder,
     Prepared,
+    ReadInput,
     Request,
     Sessions,
     WholeBatch,
@@ -87,7 +87,7 @@ class Engine:
 
 class TestInput:
     def test_requests_are_admitted_while_they_are_wanted(self) -> None:
-        requests: Input[str] = Input(
+        requests: ReadInput[str] = ReadInput(
             source([("a", {"prompt": "Hi"}), ("b", {"messages": []}), ("c", {"prompt": "Yo"})]),
             pg.GenerationOptions(max_new_tokens=3),
         )
@@ -101,14 +101,14 @@ class TestInput:
         assert requests.error is None
 
     def test_those_of_a_job_come_admitted(self) -> None:
-        requests: Input[str] = Input(
+        requests: ReadInput[str] = ReadInput(
             source([("a", ASKED)]), pg.GenerationOptions(max_new_tokens=3), admits=False
         )
         ((_, slot),) = requests.taken(always)
         assert slot is ASKED
 
     def test_one_that_has_none_now_stays_open(self) -> None:
-        requests: Input[str] = Input(source([NoRequest.NOW, ("a", {"prompt": "Hi"})]))
+        requests: ReadInput[str] = ReadInput(source([NoRequest.NOW, ("a", {"prompt": "Hi"})]))
         assert list(requests.taken(always)) == []
         assert (requests.is_open, requests.nothing_now) == (True, True)
         assert [key for key, _ in requests.taken(always)] == ["a"]
@@ -116,7 +116,7 @@ class TestInput:
 
     def test_what_it_raises_ends_it(self) -> None:
         broken = OSError("gone")
-        requests: Input[str] = Input(source([("a", {"prompt": "Hi"}), broken]))
+        requests: ReadInput[str] = ReadInput(source([("a", {"prompt": "Hi"}), broken]))
         assert [key for key, _ in requests.taken(always)] == ["a"]
         assert (requests.is_open, requests.error) == (False, broken)
 
@@ -133,36 +133,36 @@ class TestInput:
             slow.append(is_slow)
             return len(slow) < 100
 
-        for _ in Input(take, clock=lambda: now).taken(wants):
+        for _ in ReadInput(take, clock=lambda: now).taken(wants):
             pass
         assert slow == [slow_from is not None and count >= slow_from for count in range(100)]
 
-    def test_images_are_read_in_another_thread(self) -> None:
+    def test_another_thread_prepares_a_request(self) -> None:
         woken, threads = threading.Event(), list[str]()
 
-        def advanced(rows: Sequence[Row]) -> Prepared:
+        def work() -> Prepared:
             threads.append(threading.current_thread().name)
-            return Advanced([*rows], [], []), {}
+            return Advanced([Row(7, ASKED)], [], []), {}
 
-        requests: Input[str] = Input(source([]))
+        requests: ReadInput[str] = ReadInput(source([]))
         request = Request("a", ASKED, 7)
-        requests.prepare(request, advanced, woken.set)
+        requests.prepare(request, work, woken.set)
         assert woken.wait(60)
         assert list(requests.preparing.values()) == [request]
         ((prepared, result),) = requests.prepared()
-        assert (prepared, result.unwrap()[0].ended) == (request, [Row(7, request.given)])
+        assert (prepared, result.unwrap()[0].ended) == (request, [Row(7, ASKED)])
         assert threads[0].startswith("pipegen-drive")
         assert not requests.preparing
         requests.close()
         assert not requests.is_open
 
     def test_a_bug_in_another_thread_is_its_result(self) -> None:
-        def advanced(rows: Sequence[Row]) -> Prepared:
+        def work() -> Prepared:
             raise bug
 
         bug, woken = ZeroDivisionError(), threading.Event()
-        requests: Input[str] = Input(source([]))
-        requests.prepare(Request("a", ASKED, 0), advanced, woken.set)
+        requests: ReadInput[str] = ReadInput(source([]))
+        requests.prepare(Request("a", ASKED, 0), work, woken.set)
         assert woken.wait(60)
         ((_, result),) = requests.prepared()
         assert result.failure() is bug
@@ -214,7 +214,7 @@ def want(engine: Engine, same: str | None = None, input: Any = "x") -> EngineReq
 class TestSessions:
     def test_rows_that_want_the_same_are_asked_once_while_that_runs(self) -> None:
         engine = Engine()
-        opened = OpenSession("plain", BatchSession(engine), want(engine))
+        opened = OpenSession("plain", BatchSession(engine), engine, True)
         rows = [Row(key, Success("x")) for key in range(4)]
         wanted = want(engine, same="x")
         assert opened.want(1, rows[0], wanted)
@@ -246,9 +246,6 @@ class TestSessions:
         sessions.leave(opened)
         assert one.opened[0].closed
         assert [opened.backend for opened in sessions.due] == [other]
-        sessions.close()
-        assert other.opened[0].closed
-        assert sessions.due == []
 
     def test_those_of_a_batch_are_its_calls_and_the_first_is_due(self) -> None:
         engine = Engine()

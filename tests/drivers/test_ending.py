@@ -11,7 +11,7 @@ from support.stepwise import Stepwise, echo
 
 import pipegen as pg
 from pipegen.drivers.drive import Drive
-from pipegen.drivers.drive_parts import Input, NoRequest
+from pipegen.drivers.drive_parts import NoRequest, ReadInput
 from pipegen.testing.fake import FakeEngine
 
 PROMPTS = ["1 a", "9 b", "3 c", "2 d", "1 e", "1 f"]
@@ -31,7 +31,7 @@ def flow_of(engine: Stepwise, ended: list[str]) -> Drive[str]:
 
     return Drive(
         pg.route(engine),
-        Input(take),
+        ReadInput(take),
         ordered=False,
         finished=lambda key, slot: ended.append(key),
         clock=lambda: engine.now,
@@ -82,7 +82,7 @@ def test_an_engine_of_whole_calls_is_not_called_again() -> None:
         prompt = next(waiting, None)
         return NoRequest.MORE if prompt is None else (prompt, {"prompt": prompt})
 
-    flow = Drive(twice, Input(take), finished=lambda key, slot: ended.append(key))
+    flow = Drive(twice, ReadInput(take), finished=lambda key, slot: ended.append(key))
     list(flow.round())
     assert len(engine.calls) == 1
     flow.drain(60)
@@ -99,7 +99,7 @@ def test_a_bug_of_an_engine_raises_while_a_flow_is_drained() -> None:
     waiting = iter(PROMPTS)
     flow: Drive[str] = Drive(
         pg.route(engine),
-        Input(lambda: (prompt := next(waiting), {"prompt": prompt})),
+        ReadInput(lambda: (prompt := next(waiting), {"prompt": prompt})),
         isolate_bugs=True,
     )
     list(flow.round())

@@ -12,11 +12,12 @@ import pytest
 
 import pipegen as pg
 from pipegen.core.pipe import batch_stage
-from pipegen.drivers import drive as driver
+from pipegen.drivers.drive import drive
+from pipegen.drivers.drive_parts import WholeBatch
 from pipegen.engines.protocol import RowDone
 from pipegen.testing.fake import FakeEngine
 
-LENGTH = 2 * driver.BATCH_TOGETHER + 9
+LENGTH = 2 * WholeBatch.together + 9
 
 
 def echo(encoded: Any) -> str:
@@ -59,9 +60,9 @@ def test_what_lies_between_two_stages_is_gone_before_the_next_group() -> None:
         return lambda box: pg.Success(box.number)
 
     pipe = pg.pure("box", boxed) >> batch_stage("open", opened)
-    slots = driver.drive(pipe, map(pg.Success, range(LENGTH)))
+    slots = drive(pipe, map(pg.Success, range(LENGTH)))
     assert [slot.unwrap() for slot in slots] == [*range(LENGTH)]
-    assert most == [driver.BATCH_TOGETHER, driver.BATCH_TOGETHER, 9]
+    assert most == [WholeBatch.together, WholeBatch.together, 9]
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 5])
@@ -89,7 +90,7 @@ def test_results_do_not_depend_on_the_groups(size: int, monkeypatch: pytest.Monk
         return [calls, [[turn.text for turn in part.rounds] for part in parts]]
 
     whole = outcome()
-    monkeypatch.setattr(driver, "BATCH_TOGETHER", size)
+    monkeypatch.setattr(WholeBatch, "together", size)
     assert outcome() == whole
     assert whole[0][1]  # the second route was asked
 

@@ -15,7 +15,7 @@ from support.stepwise import Stepwise
 
 import pipegen as pg
 from pipegen.drivers.drive import Drive
-from pipegen.drivers.drive_parts import Input, NoRequest
+from pipegen.drivers.drive_parts import NoRequest, ReadInput
 from pipegen.engines.extras import MissingExtra
 from pipegen.engines.session import BatchSession
 from pipegen.records.results import Encoded, PreparedImage
@@ -327,7 +327,7 @@ def test_a_slow_input_keeps_an_engine_full_and_no_answer_back(
         taken, engine.now = taken + 1, engine.now + 0.02
         return (taken, {"prompt": "1 a"}) if taken <= 500 else NoRequest.MORE
 
-    for key, _ in Drive(pg.route(engine), Input(take, clock=lambda: engine.now)).slots():
+    for key, _ in Drive(pg.route(engine), ReadInput(take, clock=lambda: engine.now)).slots():
         given += 1
         assert key == given
         assert taken <= given + least + 2

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import pipegen as pg
-from pipegen.drivers import drive
+from pipegen.drivers import drive_parts
 from pipegen.drivers.arguments import prepare_batch
 from pipegen.jobs.job_rows import kept_slot, retry_of, rows_of
 from pipegen.jobs.journal import Finished
@@ -67,7 +67,7 @@ def test_a_request_of_a_job_is_admitted_once_with_the_options_of_the_run(
     def admitted_again(*given: Any) -> Any:
         raise AssertionError("admitted again")
 
-    monkeypatch.setattr(drive, "admitted", admitted_again)
+    monkeypatch.setattr(drive_parts, "admitted", admitted_again)
     own = [{"prompt": "a"}, {"prompt": "b", "options": {"max_new_tokens": 3}}]
     # which a request may not have, and a run may
     options = {"max_new_tokens": 7, "chat": {"template": "{{ messages[0].content }}"}}

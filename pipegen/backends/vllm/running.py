@@ -16,8 +16,7 @@ call's tokens: see `pipegen.backends.step_loop`. Each request knows the mailbox 
   all calls that it was for. What it raises for one request fails that row.
 - After `stop` nothing reaches the engine: every later use raises `CallFailed` with the first
   reason.
-- A call that is left (finished, closed early or cancelled) leaves no request behind, and can queue
-  none.
+- A call that is left (finished, closed early or cancelled) leaves no request behind.
 """
 
 # vLLM need not be installed where types are checked.
@@ -26,9 +25,8 @@ call's tokens: see `pipegen.backends.step_loop`. Each request knows the mailbox 
 from __future__ import annotations
 
 import threading
-import uuid
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from queue import Queue
 from typing import Any
 
@@ -53,7 +51,7 @@ from pipegen.core.errors import BackendFailed, CallFailed
 from pipegen.core.foreign_calls import Raised, guard, report
 from pipegen.core.slots import is_ok
 
-__all__ = ["Core", "Requests", "Running"]
+__all__ = ["Core", "Running"]
 
 
 class Running(SharedSteps[Any]):
@@ -285,54 +283,3 @@ class Core:
                 running, self._running = self._running, None
                 if running.failed is None:
                     running.close()
-
-
-class Requests:
-    """The requests of one call on a running engine. Who made it leaves it in the end."""
-
-    def __init__(self, running: Running, wake: Callable[[], object] | None = None) -> None:
-        self.running = running
-        self._mailbox = Mailbox[Any](wake)
-        self._rows: dict[str, int] = {}
-        self._left = False
-
-    @property
-    def in_flight(self) -> int:
-        """How many of its requests have not ended."""
-        return len(self._rows)
-
-    def add(self, row: int, prompt: Any, params: Any) -> None:
-        """Queue the request of that row, unless the call was left. Raises as `Running.add` does."""
-        request_id = f"pipegen-{uuid.uuid4().hex}"
-        with self.running.entered():
-            if not self._left:
-                self.running.add(request_id, prompt, params, self._mailbox)
-                self._rows[request_id] = row
-
-    def step(self) -> list[tuple[int, Any]]:
-        """Rows with their new outputs, but for rows that were dropped; a row whose last one this
-        is, is forgotten. Raises `CallFailed`.
-        """
-        ours = [
-            (self._rows[output.request_id], output)
-            for output in self.running.step(self._mailbox)
-            if output.request_id in self._rows
-        ]
-        for _, output in ours:
-            if output.finished:
-                del self._rows[output.request_id]
-        return ours
-
-    def drop(self, rows: Collection[int]) -> None:
-        """End these rows where they still run."""
-        if rows:
-            request_ids = [request_id for request_id, row in self._rows.items() if row in rows]
-            for request_id in request_ids:
-                del self._rows[request_id]
-            self.running.drop(request_ids, self._mailbox)
-
-    def leave(self) -> None:
-        """End all rows that still run; none is queued from now on."""
-        self._left = True
-        # a request that another thread queues just now is among them, or is not queued
-        self.running.drop(self._rows, self._mailbox)

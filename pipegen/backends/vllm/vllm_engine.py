@@ -7,11 +7,12 @@ and plugins are pipegen's, token by token.
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from returns.result import Failure
+from returns.result import Failure, Result, Success
 
 from pipegen.answer.barred import spellings
 from pipegen.backends.checkpoint.checkpoint_engine import CheckpointEngine
@@ -22,7 +23,8 @@ from pipegen.backends.checkpoint.positions import other_factors
 from pipegen.backends.engine_rows import newly_done
 from pipegen.backends.grammar import grammar_of, unsupported_with_form
 from pipegen.backends.request_queue import Waiting, beginning
-from pipegen.backends.vllm.running import Core, Requests
+from pipegen.backends.step_loop import Mailbox
+from pipegen.backends.vllm.running import Core, Running
 from pipegen.backends.vllm.start import (
     check_arguments,
     image_limit,
@@ -43,7 +45,7 @@ from pipegen.core.foreign_calls import attempt
 from pipegen.core.slots import Slot, is_ok
 from pipegen.engines.capabilities import ENGINES, Capabilities
 from pipegen.engines.extras import need
-from pipegen.engines.protocol import Event, RowDone, TokensMade
+from pipegen.engines.protocol import Event, RowDone
 from pipegen.engines.settings import ModelLoadConfig
 from pipegen.records.messages import ImageSource
 from pipegen.records.options import VlmPreprocessOptions
@@ -187,14 +189,6 @@ class VLLMEngine(CheckpointEngine):
         limit = self.capabilities.context_length
         return None if limit is None else limit - 1
 
-    def _begin_score(self, position: int, row: ScoreInput, call: Requests) -> list[RowDone]:
-        """Hand a row that is to be scored to vLLM; its end where it is refused."""
-        encoded = row.whole
-        refused = self._check(encoded) or self._add(
-            position, encoded.prompt, scoring_params(), call
-        )
-        return [] if refused is None else [RowDone(row=position, slot=Failure(refused))]
-
     def _rows(self, inputs: Sequence[tuple[int, Encoded]], *, text: bool) -> list[VLLMRow]:
         shared: dict[str, Any] = {
             "text": text,
@@ -225,21 +219,20 @@ class VLLMEngine(CheckpointEngine):
         limit = self._checkpoint.load.engine_kwargs.get("max_logprobs")
         return limit if isinstance(limit, int) else MOST_LOGPROBS
 
-    def _begin(self, rows: Sequence[VLLMRow], call: Requests) -> list[RowDone]:
-        """Hand the rows to vLLM; those that are done already, for they are refused."""
-        for row in rows:
-            self._queue(row, call)
-        return list(newly_done(rows))
-
-    def _queue(self, row: VLLMRow, call: Requests) -> None:
-        """Hand a row to vLLM, or fail it: for what vLLM would change, what only the running engine
-        knows, and what vLLM refuses.
+    def _asked(self, row: VLLMRow | ScoreInput) -> Result[tuple[Prompt, Any], GenerationError]:
+        """The prompt and the parameters by which vLLM is asked for a row; or why it is not: for
+        what it would change, what only the running engine knows, and what it refuses.
         """
+        if isinstance(row, ScoreInput):
+            wrong = self._check(row.whole)
+            return (
+                Success((row.whole.prompt, scoring_params())) if wrong is None else Failure(wrong)
+            )
         options = row.encoded.options
         barred = spellings(options.bad_words, self.tokenizer) if options.bad_words else ()
-        row.fail(unsupported(options) or too_many(barred) or self._check(row.encoded))
-        if row.error is not None:
-            return
+        wrong = unsupported(options) or too_many(barred) or self._check(row.encoded)
+        if wrong is not None:
+            return Failure(wrong)
         try:
             params = sampling_params(
                 options,
@@ -250,14 +243,10 @@ class VLLMEngine(CheckpointEngine):
                 barred=barred,
             )
         except refusals() as error:
-            row.fail(
-                UnsupportedOption(
-                    f"vllm does not honour the options: {error}",
-                    option=getattr(error, "parameter", None) or "",
-                )
-            )
-            return
-        row.fail(self._add(row.position, row.encoded.prompt, params, call))
+            words = f"vllm does not honour the options: {error}"
+            option = getattr(error, "parameter", None) or ""
+            return Failure(UnsupportedOption(words, option=option))
+        return Success((row.encoded.prompt, params))
 
     def _check(self, encoded: Encoded) -> GenerationError | None:
         """What is wrong with a row that vLLM would change, or that does not fit."""
@@ -268,35 +257,6 @@ class VLLMEngine(CheckpointEngine):
         differs = self._core.differs
         refused = refused or other_factors(self._checkpoint.positions, encoded, self.capabilities)
         return refused or (None if differs is None else refused_beyond(differs, encoded, self.name))
-
-    def _add(
-        self, position: int, prompt: Prompt, params: Any, call: Requests
-    ) -> GenerationError | None:
-        """Add a row to the call, or say why vLLM refuses it."""
-
-        def add() -> GenerationError | None:
-            rendered = call.running.rendered(
-                vllm_prompt(
-                    prompt,
-                    resized=bool(prompt.images) and self._checkpoint.image_spec.kind == "grid",
-                )
-            )
-            wrong = differs(rendered, prompt)
-            if wrong is None:
-                call.add(position, rendered, params)
-            return wrong
-
-        added = attempt(add)
-        if is_ok(added):
-            return added.unwrap()
-        error = added.failure()
-        if isinstance(error, CallFailed):
-            raise error
-        if isinstance(error, refusals()):
-            return InvalidRequest(f"vLLM refuses the request: {type(error).__name__}: {error}")
-        return engine_failed(
-            "vllm", f"vLLM failed on the request: {short(error)}", scope="row", raised=error
-        )
 
 
 class VLLMSession:
@@ -310,8 +270,11 @@ class VLLMSession:
     def __init__(
         self, engine: VLLMEngine, wake: Callable[[], object] | None, *, text: bool
     ) -> None:
-        self._engine, self._wake, self._text = engine, wake, text
-        self._call: Requests | None = None
+        self._engine, self._text, self._mailbox = engine, text, Mailbox[Any](wake)
+        self._running: Running | None = None
+        """vLLM, once a row was to go there."""
+        self._requests: dict[str, int] = {}
+        """The rows that it has, by the ids of their requests."""
         self.rows: dict[int, VLLMRow | ScoreInput] = {}
         """The rows that have not ended."""
         self._refused: list[RowDone] = []
@@ -320,7 +283,7 @@ class VLLMSession:
     @property
     def side_by_side(self) -> int:
         """How many rows vLLM runs side by side."""
-        return self._engine._side_by_side if self._wake is None else 0
+        return self._engine._side_by_side if self._mailbox.wake is None else 0
 
     def add(self, inputs: Mapping[int, Encoded | ScoreInput]) -> None:
         """Add rows, by their numbers. Raises `CallFailed` where vLLM cannot start, or has
@@ -341,59 +304,90 @@ class VLLMSession:
     def _hand_over(self) -> None:
         """Hand rows to vLLM, as far as it has room."""
         while self._waiting:
-            if self._call is None:
-                self._call = Requests(self._engine._core.running(), self._wake)
-            if self._call.in_flight >= self._call.running.side_by_side * 5 // 4:
+            self._running = running = self._running or self._engine._core.running()
+            if len(self._requests) >= running.side_by_side * 5 // 4:
                 return
             ((position, row),) = self._waiting.pop()
-            self._refused += (
-                self._engine._begin_score(position, row, self._call)
-                if isinstance(row, ScoreInput)
-                else self._engine._begin([row], self._call)
+            asked = self._engine._asked(row)
+            refused = (
+                self._queue(running, position, *asked.unwrap()) if is_ok(asked) else asked.failure()
             )
+            if refused is not None:
+                self._refused.append(RowDone(row=position, slot=Failure(refused)))
+
+    def _queue(
+        self, running: Running, position: int, prompt: Prompt, params: Any
+    ) -> GenerationError | None:
+        """Queue a row, or say why vLLM refuses it."""
+        checkpoint, name = self._engine._checkpoint, f"pipegen-{uuid.uuid4().hex}"
+
+        def add() -> GenerationError | None:
+            resized = bool(prompt.images) and checkpoint.image_spec.kind == "grid"
+            rendered = running.rendered(vllm_prompt(prompt, resized=resized))
+            wrong = differs(rendered, prompt)
+            if wrong is None:
+                running.add(name, rendered, params, self._mailbox)
+                self._requests[name] = position
+            return wrong
+
+        added = attempt(add)
+        if is_ok(added):
+            return added.unwrap()
+        error = added.failure()
+        if isinstance(error, CallFailed):
+            raise error
+        if isinstance(error, refusals()):
+            return InvalidRequest(f"vLLM refuses the request: {type(error).__name__}: {error}")
+        return engine_failed(
+            "vllm", f"vLLM failed on the request: {short(error)}", scope="row", raised=error
+        )
 
     def step(self) -> list[Event]:
         """What has come, after a step where nothing has. Raises as `generate` does."""
         self._hand_over()
         events: list[Event] = [*self._refused]
         self._refused.clear()
-        if not events and self._call is not None:
-            events = list(_events_of(self.rows, self._call, self._call.step()))
+        if not events and self._running is not None:
+            events = [*self._made(self._running, self._running.step(self._mailbox))]
         for event in events:
             if isinstance(event, RowDone):
                 del self.rows[event.row]
         return events
 
+    def _made(self, running: Running, outputs: Sequence[Any]) -> Iterator[Event]:
+        """What the outputs bring to their rows. vLLM is told which have ended by stop strings and
+        plugins, of which it does not know.
+        """
+        ended: list[str] = []
+        for output in outputs:
+            position = self._requests.get(output.request_id)
+            if position is None:
+                continue
+            if output.finished:
+                del self._requests[output.request_id]
+            row = self.rows[position]
+            if isinstance(row, ScoreInput):
+                if output.finished:
+                    yield RowDone(row=position, slot=scores_of(row, output.prompt_logprobs))
+            elif not row.done:
+                event = row.take_output(output)
+                if event is not None:
+                    yield event
+                if row.done:
+                    ended += [] if output.finished else [output.request_id]
+                    yield RowDone(row=position, slot=row.slot())
+        if ended:
+            for request_id in ended:
+                del self._requests[request_id]
+            running.drop(ended, self._mailbox)
+
     def close(self) -> None:
         """End the rows that still run."""
-        if self._call is not None:
-            self._call.leave()
+        self._waiting.clear()
+        if self._running is not None:
+            self._running.drop(self._requests, self._mailbox)
 
 
 def _beginning(waiting: tuple[int, VLLMRow | ScoreInput]) -> tuple[Any, ...]:
     _, row = waiting
     return beginning(row if isinstance(row, ScoreInput) else row.encoded)
-
-
-def _events_of(
-    rows: Mapping[int, VLLMRow | ScoreInput], call: Requests, outputs: Sequence[tuple[int, Any]]
-) -> Iterator[TokensMade | RowDone]:
-    """What the outputs bring to their rows; vLLM is told which end by stop strings and
-    plugins, of which it does not know.
-    """
-    done: list[int] = []
-    for position, output in outputs:
-        row = rows.get(position)
-        if isinstance(row, ScoreInput):
-            if output.finished:
-                yield RowDone(row=position, slot=scores_of(row, output.prompt_logprobs))
-            continue
-        if row is None or row.done:
-            continue
-        event = row.take_output(output)
-        if event is not None:
-            yield event
-        if row.done:
-            done.append(position)
-            yield RowDone(row=position, slot=row.slot())
-    call.drop(done)

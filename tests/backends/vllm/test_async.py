@@ -11,7 +11,6 @@ from support.models import encoded
 
 import pipegen as pg
 from pipegen.backends.step_loop import Mailbox
-from pipegen.backends.vllm.running import Requests
 from pipegen.backends.vllm.vllm_engine import VLLMEngine
 from pipegen.core.errors import CallFailed
 from pipegen.engines.protocol import RowDone, TokensMade
@@ -99,11 +98,13 @@ def test_a_cancelled_call_ends_its_rows_and_no_other(started: list[Any]) -> None
 
 
 def test_a_call_that_was_left_queues_nothing_more(started: list[Any]) -> None:
-    running = engine()._core.running()
-    call = Requests(running)
-    call.leave()
-    call.add(0, {"prompt_token_ids": [10]}, None)
+    session = engine().open(lambda: None)
+    session.add({row: encoded([20], max_new_tokens=40) for row in range(40)})
+    assert 0 < len(started[0].live) < 40
+    session.close()
+    assert session.step() == []
     assert started[0].live == {}
+    assert len(started[0].prompts) < 40
 
 
 def test_an_engine_that_died_is_one_incident_for_all_who_wait(started: list[Any]) -> None:
