@@ -17,6 +17,7 @@ import transformers
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import causal_mask_function, sdpa_mask
 
+from pipegen.backends.hf.shared_columns import attend, shared_of
 from pipegen.records.fields import InvalidField
 
 __all__ = [
@@ -47,22 +48,22 @@ def grouped_sdpa(
     **more: Any,
 ) -> tuple[torch.Tensor, None]:
     """transformers' `sdpa`, with its arguments and answer; a single query of each row takes the way
-    without copies.
+    without copies. What rows share is read once.
 
     `query` has the shape (rows, heads, queries, size), `key` and `value` have (rows, key heads,
-    columns, size).
+    columns, size). Raises `ValueError` where rows share, and a head has a mask of its own.
     """
     rows, heads, queries, size = query.shape
     one_for_all_heads = attention_mask is None or (
         attention_mask.dim() == 4 and attention_mask.shape[1] == 1
     )
-    if (
-        queries != 1
-        or heads == key.shape[1]
-        or not one_for_all_heads
-        or position_bias is not None
-        or more.get("cache") is not None
-    ):
+    plain = one_for_all_heads and position_bias is None and more.get("cache") is None
+    shared = shared_of(key)
+    if shared is not None:
+        if not plain:
+            raise ValueError("rows that share a beginning take one mask for all heads, and no bias")
+        return attend(query, key, value, attention_mask, scaling, shared), None
+    if queries != 1 or heads == key.shape[1] or not plain:
         result: tuple[torch.Tensor, None] = sdpa_attention_forward(
             module,
             query,
