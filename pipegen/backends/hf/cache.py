@@ -245,7 +245,7 @@ def unshared(cache: Any, lengths: Sequence[int]) -> Any:
         own = length - length_of(chain)
         rows.append(
             [([t[:, a:b] for t in part.columns], b - a) for part, a, b in chain]
-            + [([t[row, :, max(t.shape[-2] - own, 0) :] for t in tensors], own)]
+            + [([_fit(t[row], own) for t in tensors], own)]  # a window may hold fewer
         )
     return joined(cache, rows, max(lengths), 0, ())
 

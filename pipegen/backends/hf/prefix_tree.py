@@ -31,9 +31,9 @@ class Marked(NamedTuple):
 
 
 class Beginning(NamedTuple):
-    """The beginning of a row that was read before. It has the length, the part of each node with
-    how many of its columns are meant, and the positions of the column behind it: None where no image
-    is before it, so that they are the length.
+    """The beginning of a row that was read before. It has the length, and the part of each node
+    with how many of its columns are meant. It also has the positions of the column behind it: None
+    where no image is before it, so that they are the length.
     """
 
     length: int
@@ -170,8 +170,9 @@ class PrefixTree:
         """Keep a sequence; whether there is room for it.
 
         columns: gives copies of the columns between two places. positions: of the column behind
-        the last. size: the bytes of a token. ended: whether it is a row that has ended; otherwise
-        it was read for several rows.
+        the last. size: the bytes of a token.
+
+        ended: whether it is a row that has ended; otherwise it was read for several rows.
         """
         ids = marked.ids
         node, there = self._find(ids, len(ids))

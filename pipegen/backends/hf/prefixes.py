@@ -58,13 +58,14 @@ Count = Callable[[Sequence[int], Sequence[int]], object]
 
 
 class Group(NamedTuple):
-    """The places of sources that are read in one pass, the lengths of beginnings of the first that
-    are read before, shortest first, and how many columns the longest row will hold of its own.
+    """The places of sources that are read in one pass, and the lengths of beginnings of the first
+    that are read before, shortest first.
     """
 
     places: list[int]
     lengths: tuple[int, ...]
     own: int
+    """How many columns the longest row will hold of its own."""
 
 
 class _PrefixRow(NamedTuple):

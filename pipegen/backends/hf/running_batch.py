@@ -409,9 +409,12 @@ def read_behind(
 
     Rows that begin alike or not have as many new tokens as the longest, but for those of which all
     that is there is shared, or nothing is: these are padded. So all end at the last column, as rows
-    of a batch do. images: the positions of the new tokens, and the model's inputs for the images
-    among them; None where there are none. chains: what each row shares of its beginning; nothing
-    where it is left out.
+    of a batch do.
+
+    images: the positions of the new tokens, and the model's inputs for the images among them. It is
+    None where there are none.
+
+    chains: what each row shares of its beginning.
     """
     longest = max(map(len, new_ids))
     chains = chains or [()] * len(beginnings)

@@ -65,9 +65,10 @@ def shared_runs(
 ) -> list[Chain]:
     """What each row shares with others of these, or is likely to share with later ones.
 
-    rows: the parts that each row begins with, each with how many of its columns are meant. least:
-    the tokens of a run that later rows may share. saved: the columns that must not be held thanks
-    to a run of these rows alone.
+    rows: the parts that each row begins with, each with how many of its columns are meant.
+
+    least: the tokens of a run that later rows may share. saved: the columns that must not be held
+    thanks to a run of these rows alone.
     """
     chains: list[Chain] = [()] * len(rows)
     going, depth = [*range(len(rows))], 0
