@@ -50,7 +50,7 @@ def engine(family: str, memory: int | None = None, size: int = 4) -> Any:
 @st.composite
 def trees(choose: st.DrawFn) -> list[tuple[int, ...]]:
     """Prompts of beginnings that stand on each other, or on nothing."""
-    beginnings = [()]
+    beginnings: list[tuple[int, ...]] = [()]
     for _ in range(choose(st.integers(1, 3))):
         beginnings.append((*choose(st.sampled_from(beginnings)), *choose(SOME)))
     return [

@@ -190,7 +190,7 @@ def samples() -> Rows:
 def scored(requests: Sequence[Any]) -> Callable[[pg.Route], list[float]]:
     """The log probabilities of continuations."""
     return lambda route: [
-        round(slot.unwrap().logprob, 3) for slot in pg.run(pg.scoring(route), requests)
+        round(slot.unwrap().logprob, 2) for slot in pg.run(pg.scoring(route), requests)
     ]
 
 

@@ -8,6 +8,7 @@ queries of one head. The sums are the same, over keys and values as they lie in 
 
 from __future__ import annotations
 
+import functools
 import inspect
 import re
 from typing import Any
@@ -26,6 +27,7 @@ __all__ = [
     "grouped_mask",
     "grouped_sdpa",
     "is_grouped",
+    "reads_shared",
     "use_grouped",
     "use_own",
 ]
@@ -175,6 +177,24 @@ def use_own(model: Any) -> None:
 def is_grouped(model: Any) -> bool:
     """Whether pipegen's attention works in a model's language part."""
     return bool(model.config.get_text_config()._attn_implementation == NAME)
+
+
+def reads_shared(model: Any) -> bool:
+    """Whether pipegen's attention works in a model, and finds what its rows share by their keys. It
+    does not where the model's code makes other keys of those in the cache (JetMoe repeats them).
+    """
+    kind: Any = type(model)
+    return is_grouped(model) and not _changes_keys(kind)
+
+
+@functools.cache
+def _changes_keys(model: Any) -> bool:
+    source = inspect.getsource(inspect.getmodule(model) or model)
+    return any(_NEW_KEYS.search(part) for part in _FROM_CACHE.findall(source))
+
+
+_FROM_CACHE = re.compile(r"\.update\(\s*key.*?\n(.*?)attention_interface\(\s*self", re.DOTALL)
+_NEW_KEYS = re.compile(r"^\s+key\w* = ", re.MULTILINE)
 
 
 def asks_for_sdpa(model: Any) -> bool:

@@ -340,7 +340,7 @@ class Prefixes:
         self, model: Any, rows: Sequence[Any], marked: Sequence[Marked], present: Sequence[int]
     ) -> list[Chain]:
         """What of so many of their first tokens, which are there, rows hold together."""
-        self._together = self._held < math.inf and attention.is_grouped(model)
+        self._together = self._held < math.inf and attention.reads_shared(model)
         longest = max(row.length for row in rows)
         if not (self._together and any(present)) or longest > self._window:
             return [()] * len(rows)
@@ -357,7 +357,7 @@ class Prefixes:
             not self.off
             and self._held < math.inf
             and isinstance(batch, RunningBatch)
-            and attention.is_grouped(model)
+            and attention.reads_shared(model)
             and caches.holds_all(batch.cache, 0)
             and batch.positions_of(0) is not None
         ):

@@ -185,13 +185,13 @@ def _with_sums(
             query, key, value, attn_mask=mask, scale=scale
         )
         return out.to(sums.dtype), sums
-    scale = query.shape[-1] ** -0.5 if scale is None else scale
+    factor: float = query.shape[-1] ** -0.5 if scale is None else scale
     rows, heads, queries, _ = query.shape
     most = max(1, _SCORES // (4 * rows * heads * key.shape[-2]))
     kind = torch.promote_types(query.dtype, torch.float32)
     outs, all_sums = [], []
     for first in range(0, queries, most):
-        scores = (query[:, :, first : first + most] @ key.transpose(-1, -2)).to(kind) * scale
+        scores = (query[:, :, first : first + most] @ key.transpose(-1, -2)).to(kind) * factor
         if mask is not None:
             of_piece = mask if mask.shape[-2] == 1 else mask[..., first : first + most, :]
             scores = scores + of_piece.clamp(min=_LEAST)

@@ -146,6 +146,15 @@ def test_a_query_that_sees_nothing_of_its_own_columns_gives_numbers() -> None:
         assert shared_columns.attend(query, key, value, mask, None, shared).isfinite().all()
 
 
+def test_models_that_make_other_keys_of_those_in_the_cache_share_nothing() -> None:
+    from transformers.models.jetmoe.modeling_jetmoe import JetMoeForCausalLM
+    from transformers.models.mllama.modeling_mllama import MllamaForCausalLM
+    from transformers.models.qwen3.modeling_qwen3 import Qwen3ForCausalLM
+
+    kinds: list[Any] = [JetMoeForCausalLM, MllamaForCausalLM, Qwen3ForCausalLM]
+    assert [attention._changes_keys(kind) for kind in kinds] == [True, False, False]
+
+
 def test_a_bias_of_each_head_is_refused() -> None:
     key = SharedKeys([]).beside(torch.zeros(1, 2, 3, 8))
     query, module = torch.zeros(1, 2, 1, 8), torch.nn.Module()
