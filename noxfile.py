@@ -604,6 +604,7 @@ BENCHES = (
     "plugins",
     "forms",
     "flow",
+    "shared",
     "vllm",
     "servers",
     "profile_passes",
@@ -683,7 +684,7 @@ def bench(session: nox.Session) -> None:
     """
     chosen = session.posargs or BENCHES
     install(session, "gguf")
-    beside = set(chosen) - {"profile_passes", "compiled", "forms"}
+    beside = set(chosen) - {"profile_passes", "compiled", "forms", "shared"}
     for name in PEERS if beside - {"servers"} else ("online",) if beside else ():
         install_peer(session, name)
     for name in chosen:

@@ -25,7 +25,7 @@ ORDER = (
     "alone-answers",
     "alone-memory",
 )
-ORDER += ("alone-starting", "start", "vllm", "plugins", "forms", "flow", "servers")
+ORDER += ("alone-starting", "start", "vllm", "plugins", "forms", "flow", "shared", "servers")
 GROUPS = (
     "Hugging Face, text",
     "Hugging Face, images",
@@ -36,7 +36,7 @@ GROUPS = (
     "Plugins",
     "The form of answers",
 )
-GROUPS += ("Continuous feeding", "Servers")
+GROUPS += ("Continuous feeding", "Shared beginnings", "Servers")
 TABLES = (
     "profile_passes-skewed",
     "profile_passes-real",

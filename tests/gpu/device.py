@@ -35,6 +35,8 @@ class Sizes:
     skewed: int
     """Requests of skewed lengths."""
     rounds: int
+    shared: int
+    """Tokens that rows begin with alike."""
 
 
 def on_gpu() -> bool:
@@ -43,8 +45,10 @@ def on_gpu() -> bool:
 
 def sizes() -> Sizes:
     if on_gpu():
-        return Sizes(hidden=2048, layers=20, rows=64, tokens=256, skewed=1000, rounds=3)
-    return Sizes(hidden=48, layers=2, rows=6, tokens=12, skewed=24, rounds=1)
+        return Sizes(
+            hidden=2048, layers=20, rows=64, tokens=256, skewed=1000, rounds=3, shared=2000
+        )
+    return Sizes(hidden=48, layers=2, rows=6, tokens=12, skewed=24, rounds=1, shared=100)
 
 
 def name() -> str:

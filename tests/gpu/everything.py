@@ -19,7 +19,7 @@ from device import model_folder, name, on_gpu
 from measure import write_table
 
 MOST = 8 * 60
-NAMES = ("parity", "passes", "skewed", "memory")
+NAMES = ("parity", "passes", "skewed", "memory", "shared")
 
 
 def one(program: str, folder: str) -> None:

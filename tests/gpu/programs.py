@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import math
 import os
 import subprocess
 import sys
@@ -297,6 +298,36 @@ def memory(folder: Path) -> list[Line]:
     return lines
 
 
+def shared(folder: Path) -> list[Line]:
+    """Rows that begin alike, with the beginning held once and with copies of it in every row."""
+    lines: list[Line] = []
+    head = prompts(1, sizes().shared, sizes().shared, seed=3)[0]
+    ids = [head + own for own in prompts(2 * sizes().rows, 8, 32)]
+    for dtype in ("float32", "bfloat16"):
+        seconds, found = list[float](), list[list[tuple[int, ...]]]()
+        for least in (128, math.inf):
+            with pg.backends.hf(str(folder), dtype=dtype, batch_size=sizes().rows) as route:
+                route.engine.computing.prefixes._held = least
+                pg.run(route, requests(ids, 2))
+                begun = finished()
+                found.append(ids_of(pg.run(route, requests(ids, sizes().tokens))))
+                seconds.append(finished() - begun)
+        same = sum(map(tuple.__eq__, *found))
+        lines += [
+            (
+                f"{dtype}: rows that are the same where {len(head)} tokens are held once",
+                f"{same} of {len(ids)}",
+                same == len(ids) if dtype == "float32" else None,
+            ),
+            (
+                f"{dtype}: time with copies over that",
+                f"{seconds[1] / seconds[0]:.2f}",
+                None,
+            ),
+        ]
+    return lines
+
+
 class Full:
     """A device with too little memory. On a GPU the rest of it is really taken at the third pass,
     when the engine has seen how much there was; elsewhere a pass of more than two rows is told that
@@ -342,4 +373,4 @@ class Full:
             torch.cuda.empty_cache()
 
 
-PROGRAMS = {program.__name__: program for program in (parity, passes, skewed, memory)}
+PROGRAMS = {program.__name__: program for program in (parity, passes, skewed, memory, shared)}

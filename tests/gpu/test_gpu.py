@@ -18,7 +18,7 @@ pytest.importorskip("transformers")
 HERE = Path(__file__).parent
 
 
-@pytest.mark.parametrize("program", ["parity", "skewed", "memory"])
+@pytest.mark.parametrize("program", ["parity", "skewed", "memory", "shared"])
 def test_a_program_runs_and_all_is_as_it_has_to_be(program: str) -> None:
     environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
@@ -30,7 +30,10 @@ def test_a_program_runs_and_all_is_as_it_has_to_be(program: str) -> None:
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "CPU, small sizes" in done.stdout
-    assert done.stdout.count("| yes |") >= {"parity": 2, "skewed": 3, "memory": 4}[program]
+    assert (
+        done.stdout.count("| yes |")
+        >= {"parity": 2, "skewed": 3, "memory": 4, "shared": 1}[program]
+    )
     assert "| NO |" not in done.stdout
 
 
@@ -43,5 +46,5 @@ def test_an_unknown_program_is_named() -> None:
     )
     assert (done.returncode, done.stdout.strip()) == (
         2,
-        "there is no parties: take some of parity, passes, skewed, memory",
+        "there is no parties: take some of parity, passes, skewed, memory, shared",
     )

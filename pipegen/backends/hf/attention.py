@@ -8,6 +8,7 @@ queries of one head. The sums are the same, over keys and values as they lie in 
 
 from __future__ import annotations
 
+import functools
 import inspect
 import re
 from typing import Any
@@ -17,6 +18,7 @@ import transformers
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import causal_mask_function, sdpa_mask
 
+from pipegen.backends.hf.shared_columns import attend, shared_of
 from pipegen.records.fields import InvalidField
 
 __all__ = [
@@ -25,6 +27,7 @@ __all__ = [
     "grouped_mask",
     "grouped_sdpa",
     "is_grouped",
+    "reads_shared",
     "use_grouped",
     "use_own",
 ]
@@ -47,22 +50,22 @@ def grouped_sdpa(
     **more: Any,
 ) -> tuple[torch.Tensor, None]:
     """transformers' `sdpa`, with its arguments and answer; a single query of each row takes the way
-    without copies.
+    without copies. What rows share is read once.
 
     `query` has the shape (rows, heads, queries, size), `key` and `value` have (rows, key heads,
-    columns, size).
+    columns, size). Raises `ValueError` where rows share, and a head has a mask of its own.
     """
     rows, heads, queries, size = query.shape
     one_for_all_heads = attention_mask is None or (
         attention_mask.dim() == 4 and attention_mask.shape[1] == 1
     )
-    if (
-        queries != 1
-        or heads == key.shape[1]
-        or not one_for_all_heads
-        or position_bias is not None
-        or more.get("cache") is not None
-    ):
+    plain = one_for_all_heads and position_bias is None and more.get("cache") is None
+    shared = shared_of(key)
+    if shared is not None:
+        if not plain:
+            raise ValueError("rows that share a beginning take one mask for all heads, and no bias")
+        return attend(query, key, value, attention_mask, scaling, shared), None
+    if queries != 1 or heads == key.shape[1] or not plain:
         result: tuple[torch.Tensor, None] = sdpa_attention_forward(
             module,
             query,
@@ -174,6 +177,24 @@ def use_own(model: Any) -> None:
 def is_grouped(model: Any) -> bool:
     """Whether pipegen's attention works in a model's language part."""
     return bool(model.config.get_text_config()._attn_implementation == NAME)
+
+
+def reads_shared(model: Any) -> bool:
+    """Whether pipegen's attention works in a model, and finds what its rows share by their keys. It
+    does not where the model's code makes other keys of those in the cache (JetMoe repeats them).
+    """
+    kind: Any = type(model)
+    return is_grouped(model) and not _changes_keys(kind)
+
+
+@functools.cache
+def _changes_keys(model: Any) -> bool:
+    source = inspect.getsource(inspect.getmodule(model) or model)
+    return any(_NEW_KEYS.search(part) for part in _FROM_CACHE.findall(source))
+
+
+_FROM_CACHE = re.compile(r"\.update\(\s*key.*?\n(.*?)attention_interface\(\s*self", re.DOTALL)
+_NEW_KEYS = re.compile(r"^\s+key\w* = ", re.MULTILINE)
 
 
 def asks_for_sdpa(model: Any) -> bool:

@@ -5,6 +5,9 @@ All rows of a cache have one width, and each row ends at its last column. What s
 a shorter row is padding, which the mask hides. An attention layer holds keys and values of shape
 (rows, heads, columns, size), one with a sliding window only its last columns. A layer of linear
 attention holds states without columns, and takes no padding.
+
+What rows share is not among their columns: the cache says which runs of parts come before those of
+each row (see `pipegen.backends.hf.shared_columns`). Lengths and widths count a row's own columns.
 """
 
 from __future__ import annotations
@@ -25,22 +28,30 @@ from transformers.cache_utils import (
     LinearAttentionLayer,
 )
 
+from pipegen.backends.hf.shared_columns import Chain, Part, Run, SharedKeys, length_of
+
 __all__ = [
     "GrowingLayer",
+    "chains_of",
+    "check_read",
     "columns_of",
     "cut",
     "emptied",
+    "forked",
     "growing",
     "has_states",
     "holds_all",
     "is_known",
     "joined",
     "max_cached_tokens",
+    "narrowed",
     "put",
     "sees_all",
     "selected",
     "size_of",
     "token_bytes",
+    "tokens_shared",
+    "unshared",
     "window_of",
 ]
 
@@ -107,7 +118,15 @@ def selected(cache: Any, rows: Sequence[int], width: int) -> Any:
             )
     index = _index(rows)
     _each(other, lambda tensor, columns: _fit(tensor, columns)[index(tensor.device)], width)
+    chains = chains_of(cache)
+    if chains:
+        _link(other, [chains[row] for row in rows])
     return other
+
+
+def narrowed(cache: Any, width: int) -> None:
+    """Leave out the columns on the left of so many."""
+    _each(cache, _fit, width)
 
 
 def put(cache: Any, places: Sequence[int], other: Any, width: int) -> None:
@@ -115,6 +134,12 @@ def put(cache: Any, places: Sequence[int], other: Any, width: int) -> None:
     where the places are new; all are brought to `width`.
     """
     rest, index = _tensors(other), _index(places)
+    chains, more = chains_of(cache), chains_of(other)
+    if chains or more:
+        before = len(next(_tensors(cache)))
+        all_chains = dict(enumerate(chains or [()] * before))
+        all_chains |= zip(places, more or [()] * len(places), strict=True)
+        _link(cache, [all_chains[row] for row in range(len(all_chains))])
 
     def replaced(tensor: torch.Tensor, columns: int | None) -> torch.Tensor:
         tensor, new = _fit(tensor, columns), _fit(next(rest), columns)
@@ -150,13 +175,28 @@ def window_of(cache: Any) -> float:
     )
 
 
-def columns_of(cache: Any, row: int, width: int, first: int, end: int) -> list[torch.Tensor]:
-    """Copies of the columns between two places of a row that is so wide, of each of its tensors."""
-    before = [tensor.shape[-2] - width for tensor in _tensors(cache)]
-    return [
-        tensor[row, :, begin + first : begin + end].clone()
-        for tensor, begin in zip(_tensors(cache), before, strict=True)
+def columns_of(cache: Any, row: int, length: int, first: int, end: int) -> list[torch.Tensor]:
+    """Copies of the columns between two places of a row that is so long, of each of its tensors;
+    what it shares included.
+    """
+    chain = chains_of(cache)[row] if chains_of(cache) else ()
+    shared = length_of(chain)
+    places = [
+        (run.first + max(first - before, 0), min(run.end, run.first + end - before))
+        for run, before in zip(chain, _befores(chain), strict=True)
     ]
+    own_first, own_end = max(first - shared, 0), max(end - shared, 0)
+
+    def of(index: int, tensor: torch.Tensor) -> torch.Tensor:
+        begin = tensor.shape[-2] - (length - shared)
+        pieces = [
+            run.part.columns[index][:, at:to]
+            for run, (at, to) in zip(chain, places, strict=True)
+            if at < to
+        ]
+        return torch.cat([*pieces, tensor[row, :, begin + own_first : begin + own_end]], dim=1)
+
+    return [of(index, tensor) for index, tensor in enumerate(_tensors(cache))]
 
 
 def emptied(cache: Any) -> Any:
@@ -165,16 +205,21 @@ def emptied(cache: Any) -> Any:
     _each(other, lambda tensor, columns: tensor[:0, :, :0].clone(), 0)
     for layer in other.layers:
         layer._whole = None
+    _link(other, [])
     return other
 
 
 def joined(
-    cache: Any, rows: Sequence[Sequence[tuple[list[torch.Tensor], int]]], width: int, room: int
+    cache: Any,
+    rows: Sequence[Sequence[tuple[Sequence[torch.Tensor], int]]],
+    width: int,
+    room: int,
+    chains: Sequence[Chain],
 ) -> Any:
     """A new cache of the layers of one that is `emptied`, with room for so many columns more.
 
-    rows: for each row its parts, as `columns_of` gives them, each with how many of its first
-    columns are meant.
+    rows: for each row its own parts, as `columns_of` gives them, each with how many of its first
+    columns are meant. chains: what comes before them.
     """
     other = _copied(cache)
     index = 0
@@ -188,7 +233,95 @@ def joined(
             index += 1
         layer.keys, layer.values = (buffer[..., :columns, :] for buffer in wholes)
         layer._whole = tuple(wholes)
+    _link(other, chains)
     return other
+
+
+def unshared(cache: Any, lengths: Sequence[int]) -> Any:
+    """The rows of these lengths in a new cache in which each holds all of its columns."""
+    tensors, chains = [*_tensors(cache)], chains_of(cache)
+    rows: list[list[tuple[list[torch.Tensor], int]]] = []
+    for row, (chain, length) in enumerate(zip(chains, lengths, strict=True)):
+        own = length - length_of(chain)
+        rows.append(
+            [([t[:, a:b] for t in part.columns], b - a) for part, a, b in chain]
+            + [([_fit(t[row], own) for t in tensors], own)]  # a window may hold fewer
+        )
+    return joined(cache, rows, max(lengths), 0, ())
+
+
+def forked(cache: Any, lengths: Sequence[int], rows: Sequence[int]) -> Any:
+    """A new cache in which the own columns of these rows, but for the last, are parts that copies
+    of the row share. lengths: of the own columns of all rows.
+    """
+    chains = [*(chains_of(cache) or [()] * len(lengths))]
+    own = [*lengths]
+    for row in rows:
+        count = own[row] - 1
+        part = Part(
+            [
+                tensor[row, :, tensor.shape[-2] - own[row] : -1].clone()
+                for tensor in _tensors(cache)
+            ],
+            several=True,
+        )
+        chains[row], own[row] = (*chains[row], Run(part, 0, count)), 1
+    other = selected(cache, range(len(lengths)), max(own))
+    _link(other, chains)
+    return other
+
+
+def chains_of(cache: Any) -> list[Chain]:
+    """What comes before the own columns of each row; empty where no row shares anything."""
+    chains: list[Chain] = getattr(cache, "chains", [])
+    return chains
+
+
+def tokens_shared(cache: Any) -> int:
+    """How many columns the parts have that rows share, each counted once."""
+    return sum(run.end - run.first for run in {run for chain in chains_of(cache) for run in chain})
+
+
+def check_read(cache: Any) -> None:
+    """Raise `RuntimeError` where a layer's attention has not read what its rows share."""
+    if chains_of(cache) and any(layer.shared and not layer.shared.read for layer in cache.layers):
+        raise RuntimeError(
+            "the model's attention has not read the keys and values that rows share: load it with"
+            " self_check, or with attn_implementation='eager'"
+        )
+
+
+def _link(cache: Any, chains: Sequence[Chain]) -> None:
+    """Let the layers know what comes before the own columns of each row."""
+    cache.chains = [*chains] if any(chains) else []
+    users: dict[Run, list[int]] = {}
+    for row, chain in enumerate(cache.chains):
+        for run in chain:
+            users.setdefault(run, []).append(row)
+    indexes = {
+        run: None if len(rows) == len(chains) else _index(rows) for run, rows in users.items()
+    }
+    place = 0
+    for layer in cache.layers:
+        if not getattr(layer, "is_initialized", False) or not isinstance(layer, DynamicLayer):
+            continue
+        device = None if layer.keys is None else layer.keys.device
+        parts = [
+            (
+                run.part.columns[place][:, run.first : run.end],
+                run.part.columns[place + 1][:, run.first : run.end],
+                None if index is None or device is None else index(device),
+            )
+            for run, index in indexes.items()
+        ]
+        place += 2
+        if isinstance(layer, GrowingLayer | GrowingSlidingWindowLayer):
+            layer.shared = SharedKeys(parts) if parts else None
+
+
+def _befores(chain: Chain) -> list[int]:
+    """How many tokens come before each run."""
+    return [length_of(chain[:place]) for place in range(len(chain))]
 
 
 def _written(
@@ -295,6 +428,8 @@ class GrowingLayer(DynamicLayer):  # type: ignore[no-untyped-call]  # its __init
     """Full attention."""
 
     _whole: tuple[torch.Tensor, torch.Tensor] | None = None
+    shared: SharedKeys | None = None
+    """What rows share before their own columns."""
     _zeros: int | None = None
     """So many of the columns left of those in sight are known to be zeros, as all to their right
     are; None where that is not known.
@@ -309,6 +444,8 @@ class GrowingLayer(DynamicLayer):  # type: ignore[no-untyped-call]  # its __init
         keys, self.keys = _behind(self.keys, keys, key_states)
         values, self.values = _behind(self.values, values, value_states)
         self._whole, self._zeros = (keys, values), None
+        if self.shared is not None:
+            self.keys = self.shared.beside(self.keys)
         return self.keys, self.values
 
     def room(self) -> tuple[torch.Tensor, torch.Tensor, int]:
@@ -356,6 +493,8 @@ class GrowingSlidingWindowLayer(DynamicSlidingWindowLayer):  # type: ignore[no-u
     """
 
     _whole: tuple[torch.Tensor, torch.Tensor] | None = None
+    shared: SharedKeys | None = None
+    """What rows share before their own columns."""
 
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
@@ -371,7 +510,7 @@ class GrowingSlidingWindowLayer(DynamicSlidingWindowLayer):  # type: ignore[no-u
             keys[..., -self.sliding_window + 1 :, :],
             values[..., -self.sliding_window + 1 :, :],
         )
-        return keys, values
+        return keys if self.shared is None else self.shared.beside(keys), values
 
 
 def _behind(

@@ -36,7 +36,7 @@ from pipegen.backends.hf.load import (
     pass_failed,
 )
 from pipegen.backends.hf.pixels import Pixels, Prepared
-from pipegen.backends.hf.prefixes import Prefixes
+from pipegen.backends.hf.prefixes import HELD, Prefixes
 from pipegen.backends.hf.scheduler import ModelTraits, Schedule
 from pipegen.backends.step_loop import Mailbox, SharedSteps
 from pipegen.core.errors import CallFailed
@@ -79,6 +79,8 @@ class Computing:
             PREFIXES if load.prefix_memory_bytes is None else load.prefix_memory_bytes,
             checkpoint,
             self.pixels,
+            # the compiled steps see whole rows
+            held=math.inf if load.compile else HELD,
         )
         # it holds one at a time, and none between calls
         self._scored_prefixes = Prefixes(math.inf, checkpoint, self.pixels)

@@ -353,21 +353,22 @@ def _run(
     """The logits of each row in pipegen's loop.
 
     Rows that are read together go through it twice: the second time they go on behind what was kept
-    of the first, with other padding. Where nothing is kept, the first row joins the others. Either
+    of the first, with other padding, and hold together what they begin with. Where nothing is kept, the first row joins the others. Either
     shows whether positions are those of tokens, or of columns.
     """
     traits, seen = ModelTraits(), [Logits() for _ in rows]
     use_way(way, model, traits)
     kept = way.rows == "together"
-    prefixes = Prefixes(math.inf if kept else 0, checkpoint, pixels, least=2, saved=math.inf)
+    prefixes = Prefixes(
+        math.inf if kept else 0, checkpoint, pixels, least=2, saved=math.inf, held=1
+    )
     prompts = [len(row) - _STEPS - _MORE for row in rows]
     for again in (False, True) if kept else (False,):
         joins = again and bool(prefixes.off)
-        lengths = [len(rows[0]), *prompts[1:]] if again and not joins else prompts
-        steps = 1 if again and not joins else _STEPS
+        lengths = [len(rows[0]) - 1, *prompts[1:]] if again and not joins else prompts
         schedule = Schedule(model, checkpoint, len(rows), pixels, traits, prefixes)
         added = [
-            _row(checkpoint, row, length, steps, places)
+            _row(checkpoint, row, length, _STEPS, places)
             for row, length, places in zip(rows, lengths, seen, strict=True)
         ]
         if joins:

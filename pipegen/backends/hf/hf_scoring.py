@@ -296,6 +296,12 @@ class Scoring:
             self._max_tokens = caches.max_cached_tokens(
                 batch.cache, len(batch) * batch.width, self._model.device
             )
+        self._prefixes.fork(
+            self._model,
+            batch,
+            {index: len(context.tails) for index, context in enumerate(contexts)},
+        )
+        batch.stay_in_window(max(len(tail.ids) for context in contexts for tail in context.tails))
         return CachedRows.of(batch, logits.device), logits
 
     def _score_tails(self, cached: CachedRows, contexts: Sequence[Context]) -> None:
@@ -356,6 +362,7 @@ class Scoring:
             logits: torch.Tensor = self._model(
                 **self._model.prepare_inputs_for_generation(**inputs), return_dict=True
             ).logits
+            caches.check_read(cached.cache)
             return logits
 
     def _by_itself(self, tail: Tail) -> None:

@@ -14,6 +14,8 @@ from typing import NamedTuple
 
 import torch
 
+from pipegen.backends.hf.shared_columns import Part
+
 __all__ = ["Beginning", "Marked", "PrefixTree", "common"]
 
 Run = tuple[int, int]
@@ -29,36 +31,45 @@ class Marked(NamedTuple):
 
 
 class Beginning(NamedTuple):
-    """The beginning of a row that was read before. It has the length, the tensors of each node with
-    how many of its columns are meant, and the positions of the column behind it: None where no image
-    is before it, so that they are the length.
+    """The beginning of a row that was read before. It has the length, and the part of each node
+    with how many of its columns are meant. It also has the positions of the column behind it: None
+    where no image is before it, so that they are the length.
     """
 
     length: int
-    parts: list[tuple[list[torch.Tensor], int]]
+    parts: list[tuple[Part, int]]
     positions: torch.Tensor | None
+
+    def behind(self, shared: int) -> list[tuple[list[torch.Tensor], int]]:
+        """The tensors behind the first so many columns, with how many of theirs are meant."""
+        rest = []
+        for part, count in self.parts:
+            if count > shared:
+                rest.append(([tensor[:, shared:] for tensor in part.columns], count - shared))
+            shared = max(0, shared - count)
+        return rest
 
 
 NOTHING = Beginning(0, [], None)
 
 
 class _Node:
-    """`columns`: tensors of shape (heads, tokens, size), as the cache has them. `positions`: of the
-    column behind the last token; None where no image is before it, or where they are not known.
+    """`part`: its keys and values, as the cache has them. `positions`: of the column behind the
+    last token; None where no image is before it, or where they are not known.
     `runs`: of the images up to `end`. `ended`: whether a row ended here.
     """
 
-    __slots__ = ("children", "columns", "end", "ended", "ids", "parent", "positions", "runs")
+    __slots__ = ("children", "end", "ended", "ids", "parent", "part", "positions", "runs")
 
     def __init__(
         self,
         ids: tuple[Hashable, ...],
         parent: _Node | None,
-        columns: list[torch.Tensor],
+        part: Part,
         positions: torch.Tensor | None,
         runs: tuple[Run, ...],
     ) -> None:
-        self.ids, self.parent, self.columns = ids, parent, columns
+        self.ids, self.parent, self.part = ids, parent, part
         self.positions, self.runs = positions, runs
         self.end: int = len(ids) + (0 if parent is None else parent.end)
         self.children: dict[Hashable, _Node] = {}
@@ -84,7 +95,7 @@ class _Node:
 
     @property
     def bytes(self) -> int:
-        return sum(tensor.numel() * tensor.element_size() for tensor in self.columns)
+        return sum(tensor.numel() * tensor.element_size() for tensor in self.part.columns)
 
 
 class PrefixTree:
@@ -95,7 +106,7 @@ class PrefixTree:
     def __init__(self, limit: float) -> None:
         self.limit = limit
         self.bytes = 0
-        self._root = _Node((), None, [], None, ())
+        self._root = _Node((), None, Part([]), None, ())
         self._nodes: dict[_Node, None] = {}
         """All of them, oldest first."""
 
@@ -104,7 +115,7 @@ class PrefixTree:
 
     def __iter__(self) -> Iterator[list[torch.Tensor]]:
         """The tensors of each node."""
-        return (node.columns for node in self._nodes)
+        return (node.part.columns for node in self._nodes)
 
     def length_of(self, marked: Marked) -> int:
         """How many of the first tokens are there, as far as they can be read on from. It ends
@@ -114,6 +125,13 @@ class PrefixTree:
         while (above := node.parent) is not None and not node.readable(length):
             node, length = above, above.end
         return length
+
+    def several_of(self, marked: Marked) -> int:
+        """How many of the first tokens are there and were read for several rows."""
+        node, there = self._find(marked.ids, len(marked.ids) - 1)
+        while (above := node.parent) is not None and not node.part.several:
+            node, there = above, above.end
+        return there
 
     def turns_of(self, marked: Marked) -> int:
         """How many rows that ended the sequence begins with, one after another."""
@@ -136,8 +154,8 @@ class PrefixTree:
         node, _ = self._find(marked.ids, length)
         positions = node.positions_behind(length)
         path = self._touch(node)
-        parts = [(part.columns, len(part.ids)) for part in reversed(path)]
-        parts[-1] = node.columns, length - (node.end - len(node.ids))
+        parts = [(above.part, len(above.ids)) for above in reversed(path)]
+        parts[-1] = node.part, length - (node.end - len(node.ids))
         return Beginning(length, parts, positions)
 
     def put(
@@ -152,11 +170,14 @@ class PrefixTree:
         """Keep a sequence; whether there is room for it.
 
         columns: gives copies of the columns between two places. positions: of the column behind
-        the last. size: the bytes of a token. ended: whether it is a row that has ended.
+        the last. size: the bytes of a token.
+
+        ended: whether it is a row that has ended; otherwise it was read for several rows.
         """
         ids = marked.ids
         node, there = self._find(ids, len(ids))
-        self._touch(node)
+        for above in self._touch(node):
+            above.part.several = above.part.several or not ended
         if there == len(ids):
             node.ended = node.ended or (ended and there == node.end)
             return True
@@ -164,8 +185,9 @@ class PrefixTree:
             return False
         if there < node.end:
             node = self._split(node, there)
-        new = _Node(ids[there:], node, columns(there, len(ids)), positions, marked.runs)
-        new.ended = ended
+        part = Part(columns(there, len(ids)))
+        new = _Node(ids[there:], node, part, positions, marked.runs)
+        new.ended, part.several = ended, not ended
         node.children[ids[there]] = new
         self.bytes += new.bytes
         self._nodes[new] = None
@@ -230,14 +252,14 @@ class PrefixTree:
         upper = _Node(
             node.ids[:count],
             parent,
-            [tensor[:, :count].clone() for tensor in node.columns],
+            node.part.split(0, count),
             node.positions_behind(length) if node.readable(length) else None,
             tuple(run for run in node.runs if run[0] < length),
         )
         parent.children[node.ids[0]] = upper
         upper.children[node.ids[count]] = node
         node.ids, node.parent = node.ids[count:], upper
-        node.columns = [tensor[:, count:].clone() for tensor in node.columns]
+        node.part = node.part.split(count, None)
         self._nodes[upper] = None
         return upper
 

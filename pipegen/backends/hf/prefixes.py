@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import islice
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 import torch
 
 from pipegen.backends.checkpoint.checkpoint import Checkpoint
-from pipegen.backends.hf import cache as caches
+from pipegen.backends.hf import attention, cache as caches
 from pipegen.backends.hf.hf_rows import HFRow
 from pipegen.backends.hf.pixels import Pixels
 from pipegen.backends.hf.prefix_tree import Marked, PrefixTree, common
@@ -38,6 +38,7 @@ from pipegen.backends.hf.running_batch import (
     prefill,
     read_behind,
 )
+from pipegen.backends.hf.shared_columns import Chain, length_of, shared_runs
 
 __all__ = ["LEAST", "Group", "Prefixes"]
 
@@ -46,6 +47,10 @@ LEAST = 32
 SAVED = 128
 """Tokens that must not be read again thanks to a beginning that is read by itself: a pass of its
 own costs about as much.
+"""
+HELD = 128
+"""Columns that rows must not hold thanks to a run that they share: each step reads one product more
+for it.
 """
 
 Source = Sequence[HFRow]
@@ -59,6 +64,8 @@ class Group(NamedTuple):
 
     places: list[int]
     lengths: tuple[int, ...]
+    own: int
+    """How many columns the longest row will hold of its own."""
 
 
 class _PrefixRow(NamedTuple):
@@ -79,8 +86,8 @@ _STATES = "the model's layers keep something else than columns, or place tokens 
 
 
 class Prefixes:
-    """What a model has read last, within `limit` bytes; 0 shares nothing. `least` and `saved` say
-    what pays.
+    """What a model has read last, within `limit` bytes; 0 shares nothing. `least`, `saved` and
+    `held` say what pays; with an infinite `held`, rows hold copies of what they share.
     """
 
     def __init__(
@@ -91,15 +98,18 @@ class Prefixes:
         *,
         least: int = LEAST,
         saved: float = SAVED,
+        held: float = HELD,
     ) -> None:
         self._checkpoint, self._pixels = checkpoint, pixels
-        self._least, self._saved = least, saved
+        self._least, self._saved, self._held = least, saved, held
         self._tree = PrefixTree(limit)
         self._empty: RunningBatch | None = None
         """A batch without rows, from which batches are made; None before the first one was read."""
         self._size = 0.0
         """The bytes of a token; 0 where they are not known yet."""
         self._window: float = math.inf
+        self._together = False
+        """Whether rows hold together what they share, as far as is known."""
         self._off = "prefix_memory_bytes is 0" if not limit else ""
         self._long = ""
         self._most_read = 0
@@ -144,27 +154,39 @@ class Prefixes:
         """Which of these sources are read together: the first, and those after it that go with it,
         at most `size`.
 
-        fits: whether rows of such lengths, with so many new tokens each, are read in one pass.
+        fits: whether rows that hold so many columns of their own, with so many new tokens each, are
+        read in one pass.
         """
         marked = [self._marked(source[0]) for source in sources]
         starts = [0 if self.off else self._cached_length(mark) for mark in marked]
         lengths, candidates = self._shared(marked, starts)
         places: list[int] = []
-        totals: list[int] = []
+        own: list[int] = []
         new: list[int] = []
         for candidate in candidates:
             length = len(marked[candidate].ids)
-            totals.append(length)
+            own.append(length - self._held_together(marked[0], marked[candidate], lengths))
             new.append(length - starts[candidate])
             together = [marked[index] for index in (*places, candidate)]
-            if not places or (fits(totals, new) and self._go_together(together, new)):
+            if not places or (fits(own, new) and self._go_together(together, new)):
                 places.append(candidate)
             else:
-                totals.pop()
+                own.pop()
                 new.pop()
             if len(places) == size:
                 break
-        return Group(places, lengths)
+        return Group(places, lengths, max(own))
+
+    def _held_together(self, first: Marked, marked: Marked, lengths: Sequence[int]) -> int:
+        """How many tokens of a row others will hold with it, where these lengths of the first row
+        are read before.
+        """
+        if not self._together or len(marked.ids) > self._window:
+            return 0
+        read = max(
+            (length for length in lengths if self._common(first, marked) >= length), default=0
+        )
+        return max(read, self._tree.several_of(marked))
 
     def _cached_length(self, marked: Marked) -> int:
         """How many of a row's tokens are there and need not be read."""
@@ -289,6 +311,9 @@ class Prefixes:
         read = [row.length - there for row, there in zip(rows, present, strict=True)]
         longest = max(read)
         starts = [max(0, row.length - longest) for row in rows]
+        images_there = any(mark.runs for mark in marked)
+        chains = self._chains(model, rows, marked, starts if images_there else present)
+        starts = [max(start, length_of(chain)) for start, chain in zip(starts, chains, strict=True)]
         if self._empty is None or not any(starts):
             result = prefill(model, rows, self._checkpoint, self._pixels, fixed=fixed)
         else:
@@ -305,10 +330,38 @@ class Prefixes:
                 [row.sequence[start:] for row, start in zip(rows, starts, strict=True)],
                 self._checkpoint.pad_token_id,
                 self._images(model, rows, images, longest) if images else None,
+                chains,
             )
         if result is not None:
             count(read, present)
         return result
+
+    def _chains(
+        self, model: Any, rows: Sequence[Any], marked: Sequence[Marked], present: Sequence[int]
+    ) -> list[Chain]:
+        """What of so many of their first tokens, which are there, rows hold together."""
+        self._together = self._held < math.inf and attention.reads_shared(model)
+        longest = max(row.length for row in rows)
+        if not (self._together and any(present)) or longest > self._window:
+            return [()] * len(rows)
+        beginnings = [self._tree.beginning(*at).parts for at in zip(marked, present, strict=True)]
+        return shared_runs(beginnings, self._least, self._held)
+
+    def fork(
+        self, model: Any, batch: RunningBatch | StaticBatch, copies: Mapping[int, int]
+    ) -> None:
+        """Let copies of rows of a batch, so many of each, hold together what they begin with, where
+        the model's cache takes that.
+        """
+        if (
+            not self.off
+            and self._held < math.inf
+            and isinstance(batch, RunningBatch)
+            and attention.reads_shared(model)
+            and caches.holds_all(batch.cache, 0)
+            and batch.positions_of(0) is not None
+        ):
+            batch.fork(copies, self._held)
 
     def _images(
         self, model: Any, rows: Sequence[Any], images: Sequence[Any], longest: int

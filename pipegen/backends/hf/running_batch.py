@@ -22,6 +22,7 @@ from pipegen.backends.hf.cache_argument import cache_argument, cache_of, without
 from pipegen.backends.hf.compiled import Compiled, StaticCacheView
 from pipegen.backends.hf.pixels import Pixels
 from pipegen.backends.hf.prefix_tree import Beginning
+from pipegen.backends.hf.shared_columns import Chain, length_of
 
 __all__ = ["RunningBatch", "StaticBatch", "batch_inputs", "image_inputs", "prefill", "read_behind"]
 
@@ -187,27 +188,38 @@ class RunningBatch:
         self._pads: torch.Tensor | None = None
         self._columns = torch.arange(0)
         self._whole: StaticCacheView | None = None
+        self._window = caches.window_of(self.cache)
 
     def __len__(self) -> int:
         return len(self.lengths)
 
     @property
+    def own_lengths(self) -> list[int]:
+        """How many tokens of each row come behind what it shares with others."""
+        return _own(self.lengths, caches.chains_of(self.cache))
+
+    @property
     def width(self) -> int:
-        """How many columns the cache has: as many as the longest row has tokens."""
-        return max(self.lengths)
+        """How many columns the cache has: as many as the longest row has tokens of its own."""
+        return max(self.own_lengths)
+
+    @property
+    def shared(self) -> int:
+        """How many tokens are held once for several rows."""
+        return caches.tokens_shared(self.cache)
 
     def step(
         self, model: Any, tokens: torch.Tensor, compiled: Compiled | None = None
     ) -> torch.Tensor:
         """Add each row's new token, shape (rows, 1), and give the logits of the next."""
+        self.stay_in_window(1)
         inputs = (
             self._shared
             if self._positions is None
             else {**self._shared, "position_ids": self._positions}
         )
         if compiled is not None:
-            width = self.width
-            pads = [width - length for length in self.lengths]
+            pads = self._own_pads()
             if self._whole is None or not self._whole.holds(self.cache, pads):
                 self._whole = StaticCacheView(self.cache, pads)
             outputs = compiled.step(tokens, self._whole, self.cache_name, **inputs)
@@ -221,6 +233,7 @@ class RunningBatch:
                 **{self.cache_name: self.cache},
             )
             outputs = model(**prepared, return_dict=True)
+        caches.check_read(self.cache)
         if self._positions is not None:
             self._positions = self._positions + 1
         self.lengths = [length + 1 for length in self.lengths]
@@ -235,6 +248,7 @@ class RunningBatch:
         """Add tokens to the one row, and give the logits behind each of them, shape (tokens,
         vocabulary), in float32.
         """
+        self.stay_in_window(len(ids))
         tokens = torch.tensor([ids], device=model.device)
         # 0 keeps all
         inputs = (
@@ -256,6 +270,7 @@ class RunningBatch:
         outputs = model(
             **model.prepare_inputs_for_generation(tokens, **arguments, **inputs), return_dict=True
         )
+        caches.check_read(self.cache)
         self._grow(len(ids))
         logits: torch.Tensor = outputs.logits[0]
         return logits.to(dtype=torch.float32, device=tokens.device)
@@ -278,14 +293,46 @@ class RunningBatch:
         """1 where a row has a token, the coming one included, and 0 where it is padded; None where
         all rows are of one length.
         """
-        width = self.width
-        if min(self.lengths) == width:
+        pads = self._own_pads()
+        if not any(pads):
             return None
+        width = self.width
         if self._pads is None:
-            self._pads = torch.tensor([[width - length] for length in self.lengths], device=device)
+            self._pads = torch.tensor([[pad] for pad in pads], device=device)
         if len(self._columns) <= width:
             self._columns = torch.arange(2 * width, device=device)
         return (self._columns[: width + 1] >= self._pads).long()
+
+    def _own_pads(self) -> list[int]:
+        """How many columns are padding, of each row."""
+        own = self.own_lengths
+        width = max(own)
+        return [width - length for length in own]
+
+    def stay_in_window(self, count: int) -> None:
+        """Where a sliding window no longer covers what rows share once so many tokens are added,
+        let each row hold all of its columns.
+        """
+        chains = caches.chains_of(self.cache)
+        if chains and self._window < count + max(
+            length for length, chain in zip(self.lengths, chains, strict=True) if chain
+        ):
+            self.cache, self._pads = caches.unshared(self.cache, self.lengths), None
+
+    def fork(self, copies: Mapping[int, int], saved: float) -> None:
+        """Let the copies of rows share all of their columns but the last, where that saves so many
+        columns.
+
+        copies: how many there will be of rows.
+        """
+        own = self.own_lengths
+        rows = [
+            row
+            for row, count in copies.items()
+            if (count - 1) * (own[row] - 1) >= saved and self.lengths[row] < self._window
+        ]
+        if rows:
+            self.cache, self._pads = caches.forked(self.cache, own, rows), None
 
     def emptied(self) -> RunningBatch:
         """The same without rows: what `read_behind` makes batches of."""
@@ -321,13 +368,14 @@ class RunningBatch:
 
     def keep(self, rows: Sequence[int]) -> None:
         """Go on with these rows only, and without the columns that none of them needs."""
+        own = self.own_lengths
         self.lengths = [self.lengths[row] for row in rows]
         if self._positions is not None:
             self._positions = self._positions.index_select(
                 -2, torch.tensor(rows, device=self._positions.device)
             )
         self.cache, self._pads, self._whole = (
-            caches.selected(self.cache, rows, self.width),
+            caches.selected(self.cache, rows, max(own[row] for row in rows)),
             None,
             None,
         )
@@ -336,10 +384,13 @@ class RunningBatch:
         """Put the rows of another batch into these slots: all of them slots of this batch, or all
         of them new ones after its last.
         """
-        lengths = self.lengths + [0] * (max(places) + 1 - len(self))
-        for slot, length in zip(places, other.lengths, strict=True):
-            lengths[slot] = length
-        caches.put(self.cache, places, other.cache, max(lengths))
+        lengths, own = (
+            [*before, *[0] * (max(places) + 1 - len(self))]
+            for before in (self.lengths, self.own_lengths)
+        )
+        for slot, length, own_length in zip(places, other.lengths, other.own_lengths, strict=True):
+            lengths[slot], own[slot] = length, own_length
+        caches.put(self.cache, places, other.cache, max(own))
         self._positions = _with_rows(self._positions, places, other._positions)
         self._pads, self.lengths = None, lengths
 
@@ -351,20 +402,27 @@ def read_behind(
     new_ids: Sequence[Sequence[int]],
     pad: int,
     images: tuple[torch.Tensor, dict[str, Any]] | None = None,
+    chains: Sequence[Chain] = (),
 ) -> tuple[RunningBatch, torch.Tensor]:
     """Rows whose beginnings are there, each with tokens of its own read behind it in one pass; and
     the logits of the next token, as `prefill` gives them.
 
-    Rows that begin alike or not have as many own tokens as the longest, but for those of which
-    nothing is there: these are padded. So all end at the last column, as rows of a batch do.
-    images: the positions of the own tokens, and the model's inputs for the images among them; None
-    where there are none.
+    Rows that begin alike or not have as many new tokens as the longest, but for those of which all
+    that is there is shared, or nothing is: these are padded. So all end at the last column, as rows
+    of a batch do.
+
+    images: the positions of the new tokens, and the model's inputs for the images among them. It is
+    None where there are none.
+
+    chains: what each row shares of its beginning.
     """
     longest = max(map(len, new_ids))
-    width = max(beginning.length for beginning in beginnings)
-    cache = caches.joined(
-        empty.cache, [beginning.parts for beginning in beginnings], width, longest
-    )
+    chains = chains or [()] * len(beginnings)
+    shared = [length_of(chain) for chain in chains]
+    parts = [beginning.behind(count) for beginning, count in zip(beginnings, shared, strict=True)]
+    # models take an empty cache for one of a prompt that is yet to be read
+    width = max(1, *_own([beginning.length for beginning in beginnings], chains))
+    cache = caches.joined(empty.cache, parts, width, longest, chains)
     tokens = torch.tensor(
         [(pad,) * (longest - len(ids)) + tuple(ids) for ids in new_ids], device=model.device
     )
@@ -385,7 +443,7 @@ def read_behind(
         steps = torch.arange(longest, device=starts.device) - (longest - counts)
         inputs = {**inputs, "position_ids": starts + steps.clamp(min=0)}
         batch._positions = starts + counts
-    pads = [width + longest - length for length in batch.lengths]
+    pads = [width + longest - length for length in batch.own_lengths]
     mask = None
     if any(pads):
         mask = torch.tensor(
@@ -400,7 +458,17 @@ def read_behind(
     outputs = model(
         **model.prepare_inputs_for_generation(tokens, **arguments, **inputs), return_dict=True
     )
+    caches.check_read(cache)
+    if min(pads):
+        caches.narrowed(cache, batch.width)
     return batch, _last(outputs, tokens)
+
+
+def _own(lengths: Sequence[int], chains: Sequence[Chain]) -> list[int]:
+    """How many tokens of rows of these lengths come behind what they share."""
+    if not chains:
+        return [*lengths]
+    return [length - length_of(chain) for length, chain in zip(lengths, chains, strict=True)]
 
 
 def _positions_behind(beginning: Beginning, like: torch.Tensor) -> torch.Tensor:

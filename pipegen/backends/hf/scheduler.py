@@ -227,9 +227,9 @@ class Schedule:
                 and self._fits(active + len(lengths), max(width, *lengths))
             )
 
-        places, prefixes = self._prefixes.group(near, self._most, fits)
+        places, prefixes, own = self._prefixes.group(near, self._most, fits)
         chosen = [near[index] for index in places]
-        longest = max(width, *(source[0].length for source in chosen))
+        longest = max(width, own)
         if active and not self._fits(active + len(chosen), longest):
             return False
         self._load = (
@@ -260,6 +260,9 @@ class Schedule:
             self.requeue()
             return True
         self._waiting.take(places)
+        self._prefixes.fork(
+            self._model, batch, {index: len(source) for index, source in enumerate(chosen)}
+        )
         self._prefilled = _PrefilledRows(
             batch,
             logits,

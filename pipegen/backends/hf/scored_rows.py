@@ -125,7 +125,7 @@ class CachedRows:
     def of(batch: RunningBatch, device: torch.device) -> CachedRows:
         """The rows of a batch whose prompts were read."""
         width = batch.width
-        pads = torch.tensor([[width - length] for length in batch.lengths], device=device)
+        pads = torch.tensor([[width - length] for length in batch.own_lengths], device=device)
         positions, shared = batch.next_inputs
         return CachedRows(
             batch.cache,
