@@ -42,7 +42,7 @@ def engine(family: str, memory: int | None = None, size: int = 4) -> Any:
             )
         )
         _ = made.computing.loaded(), made.eos_token_ids, made.tokenizer
-    for shares in (made.computing.prefixes, made._scored_prefixes):
+    for shares in (made.computing.prefixes, made.computing.scored_prefixes):
         shares._least, shares._saved, shares._held = 2, 4, 2
     return made
 
@@ -130,10 +130,10 @@ def test_the_scores_of_a_row_do_not_depend_on_who_shares_its_context(
         for _ in range(data.draw(st.sampled_from([1, 2, 4])))
     ]
     own, alone = engine(family), engine(family, 0, 1)
-    alone._scored_prefixes._held = math.inf
-    together = own._scores([*enumerate(asked)])
+    alone.computing.scored_prefixes._held = math.inf
+    together = own.computing.scores([*enumerate(asked)])
     for place, row in enumerate(asked):
-        scores, expected = together[place].unwrap(), alone._scores([(0, row)])[0].unwrap()
+        scores, expected = together[place].unwrap(), alone.computing.scores([(0, row)])[0].unwrap()
         assert scores.logprobs == pytest.approx(expected.logprobs, abs=2e-5)
         assert [token for token, _ in scores.likeliest] == [
             token for token, _ in expected.likeliest

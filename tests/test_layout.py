@@ -41,25 +41,25 @@ ROOMS = (
 )
 """Each imports only itself and those before it."""
 BUDGETS = {
-    "backends": 116_500,
-    "stages": 24_400,
-    "template": 16_450,
-    "answer": 10_650,
-    "ending": 7_700,
-    "cli": 40_300,
-    "records": 37_000,
-    "report": 33_500,
+    "backends": 121_500,
+    "cli": 40_200,
+    "records": 37_100,
+    "report": 33_550,
     "jobs": 32_600,
-    "drivers": 26_200,
+    "drivers": 26_400,
     "testing": 25_150,
+    "stages": 24_300,
     "io": 20_150,
-    "core": 13_700,
-    "media": 13_600,
+    "template": 16_450,
+    "core": 13_650,
+    "media": 13_400,
+    "answer": 10_500,
     "config": 8_300,
-    "engines": 7_700,
+    "ending": 7_650,
+    "engines": 7_550,
     "contrib": 6_400,
-    "plugins": 5_600,
-    "evals": 5_300,
+    "plugins": 5_450,
+    "evals": 5_150,
     "embedded": 50,
 }
 """How many nodes of the syntax tree each room may have."""
@@ -84,7 +84,7 @@ INNER_NAMES = {
         "BACKENDS DIALECTS Dialect ENGINE_LIST IN_PROCESS TOKEN_ENGINES TYPES shown"
     ),
     "records.fields": (
-        "Check UNWRITTEN boolean checks_of help_of nearest non_empty_string one_of record "
+        "Check JsonSchema UNWRITTEN boolean checks_of help_of nearest non_empty_string one_of record "
         "schema_of taken_instead unchecked_replace"
     ),
     "records.finish_words": "Meaning meaning_of word_of",

@@ -191,7 +191,9 @@ def sections() -> list[str]:
     return [
         path
         for page in REFERENCE
-        for path in re.findall(r"^::: (\S+)", page.read_text(encoding="utf-8"), re.MULTILINE)
+        for path in re.findall(
+            r"^(?:::: |<!-- reference: )(\S+)", page.read_text(encoding="utf-8"), re.MULTILINE
+        )
     ]
 
 

@@ -76,7 +76,7 @@ class Way:
     def __call__(self, *, counts: bool = True) -> None:
         engine: Any = self._route.engine
         engine.computing.prefixes.clear()
-        for prefixes in (engine.computing.prefixes, engine._scored_prefixes):
+        for prefixes in (engine.computing.prefixes, engine.computing.scored_prefixes):
             prefixes._held = 128 if self._shared else math.inf
         with most_held() as most:
             began = time.process_time()

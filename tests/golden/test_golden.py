@@ -110,6 +110,7 @@ MASKS = (
     (r"Python 3\.\S+  ·  \S+", "PYTHON"),
     (r"\d[\d.,]* (s\b|tok/s|tokens a second|requests a second)", r"TIME \1"),
     (r" \(loading TIME s\)", ""),  # only where it takes long
+    (r"(?m) \(\d[\d.]*/s\)$", ""),  # only where there was time to measure
     (r"\b\d+:\d\d\b", "TIME"),
     (r"\d[\d.]*/s\b", "TIME/s"),
     (r"\b(transformers|torch|tokenizers|pipegen|llguidance) \d+\.[\w.+]*\w", r"\1 VERSION"),

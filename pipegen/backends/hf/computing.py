@@ -83,7 +83,7 @@ class Computing:
             held=math.inf if load.compile else HELD,
         )
         # it holds one at a time, and none between calls
-        self._scored_prefixes = Prefixes(math.inf, checkpoint, self.pixels)
+        self.scored_prefixes = Prefixes(math.inf, checkpoint, self.pixels)
         self.shared = SharedSchedule(self._start, self.weights)
 
     def close(self) -> None:
@@ -113,7 +113,7 @@ class Computing:
                 self._checkpoint,
                 self.pixels,
                 self.traits,
-                self._scored_prefixes,
+                self.scored_prefixes,
                 self.size,
             ).run(right)
         return slots

@@ -303,12 +303,12 @@ def test_continuations_of_one_context_share_its_columns(
 
     monkeypatch.setattr(SharedKeys, "beside", watched)
     engine = opened()
-    scores = engine._scores([*enumerate(rows)])
+    scores = engine.computing.scores([*enumerate(rows)])
     assert widths and max(widths) < 75
     copying = opened()
-    copying._scored_prefixes._held = float("inf")
+    copying.computing.scored_prefixes._held = float("inf")
     before = len(widths)
-    expected = copying._scores([*enumerate(rows)])
+    expected = copying.computing.scores([*enumerate(rows)])
     assert len(widths) == before
     for at in range(len(rows)):
         one, two = scores[at].unwrap(), expected[at].unwrap()
@@ -360,7 +360,7 @@ def test_the_check_of_first_steps_finds_a_wrong_sum_of_parts(
 def test_compiled_steps_and_other_attention_share_nothing_in_their_rows(
     opened: Callable[..., HFEngine], steps: list[Held]
 ) -> None:
-    assert opened(compile=True)._prefixes._held == float("inf")
+    assert opened(compile=True).computing.prefixes._held == float("inf")
     rows = [row((*HEAD, at)) for at in range(30, 34)]
     check(opened(attn_implementation="eager").generate(rows), opened().generate(rows))
     assert [bool(held.chains) for held in steps] == [False] * 8 + [True] * 8
@@ -374,7 +374,7 @@ def test_as_many_rows_run_as_the_memory_takes_of_what_they_hold(
     rows = [row(HEAD + some(chance, 5)) for _ in range(8)]
     check(engine.generate(rows), plain.generate(rows))
     del steps[:]
-    engine.computing.traits.max_tokens = plain._traits.max_tokens = 8 * 20
+    engine.computing.traits.max_tokens = plain.computing.traits.max_tokens = 8 * 20
     check(engine.generate(rows), plain.generate(rows))
     assert max(held.rows for held in steps if held.chains) == 8
     assert max(held.rows for held in steps if not held.chains) == 1
