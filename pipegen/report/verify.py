@@ -162,7 +162,7 @@ def verify(
         return server.verdict(url)
 
 
-LEFT: dict[str, object] = dict.fromkeys(LEFT_TO_SERVER)
+LEFT: Mapping[str, object] = dict.fromkeys(LEFT_TO_SERVER)
 
 
 def _chat(
