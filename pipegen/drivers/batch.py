@@ -42,8 +42,16 @@ def run(
     """Generate for a batch: N requests in, N slots out, in order, with one engine call for all of
     them that are valid.
 
-    `image_policy` says which image sources may be read, `policy` what a request may ask for. An
-    empty batch calls no engine and loads nothing.
+    route: a route such as `pg.backends.hf(...)`, or a pipe made with `>>`.
+    requests: records or plain data; all are read before the call.
+    options: for every request; a request's own options override them.
+    image_policy: which images and videos may be read; by default any file and no URL.
+    policy: how much one request may ask for.
+
+    A failed request raises nothing, and neither does an engine that dies: their slots have the
+    error. An empty batch calls no engine and loads nothing. Raises `TypeError` for what is no pipe
+    and no requests, and `InvalidField` or `UnknownField` for wrong options of the call. A bug of a
+    stage or an engine comes through, with a note that names stage and request.
 
     >>> from pipegen.core.pipe import pure
     >>> run(pure("prompt", lambda request: request.prompt), [{"prompt": "Hi"}])

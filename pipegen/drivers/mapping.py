@@ -51,13 +51,19 @@ def imap(
     """Generate for any number of requests: slots come in order, and the engine is fed while it
     works.
 
-    The input is taken as there is room: at most `in_flight` requests run at a time. By default,
-    these are as many as keep the engine full, which it tells. Slots that end before their turn
-    wait, up to 8 times as many. Then no request is taken until the slow one before them has ended.
-    With `ordered=False` slots come as they end (`imap_keyed` says whose they are).
+    route: a route such as `pg.backends.hf(...)`, or a pipe made with `>>`.
+    requests: records or plain data; they are taken as there is room.
+    options: for every request; a request's own options override them.
+    in_flight: how many requests run at a time. By default, as many as keep the engine full.
+    ordered: whether slots come in the order of the requests, or as they end (`imap_keyed` says
+    whose they are).
+    image_policy: which images and videos may be read; by default any file and no URL.
+    policy: how much one request may ask for.
+    isolate_bugs: a bug fails its request alone, as in a job: with `StageFailed` in a stage of your
+    own, and with `InternalError` otherwise.
 
-    With `isolate_bugs`, as in a job, a bug does not raise. Its request alone fails: with
-    `StageFailed` for a bug in a stage of your own, and with `InternalError` otherwise.
+    Slots that end before their turn wait, up to 8 times as many as run. Then no request is taken
+    until the slow one before them has ended. Raises as `run` does.
 
     >>> from pipegen.core.pipe import pure
     >>> endless = ({"prompt": str(n)} for n in range(10**9))

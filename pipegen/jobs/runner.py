@@ -219,10 +219,17 @@ def job(
 
     A pipe of `scoring` is taken as a route is: its scores are kept.
 
+    folder: where finished rows are kept; made where it is not there.
+    in_flight: how many requests run at a time. By default, as many as keep the engine full.
+    image_policy: which images and videos may be read; by default any file and no URL.
+    policy: how much one request may ask for.
+    retry: which failed rows are asked again.
     version: what else the answers depend on, such as stages of your own; another version asks all
-    rows again. restart: start again from the first row; the rows that are finished are removed.
-    Refused while another process runs the job. grace: the seconds that rows in flight have to end
-    where the job is closed early; 0 ends them at once.
+    rows again.
+    restart: start again from the first row; the rows that are finished are removed. Refused while
+    another process runs the job.
+    grace: the seconds that rows in flight have to end where the job is closed early; 0 ends them at
+    once.
 
     A bug fails its row, and that row is asked again. In a stage of your own it is `StageFailed`, in
     an engine of your own `BackendFailed`, else `InternalError`. Raises `JournalError` where the
