@@ -28,12 +28,14 @@ def turn(engine: FakeEngine, request: Any = None) -> pg.Slot[pg.GenerationResult
     return pg.run(pg.route(engine), [request or {"messages": [USER]}])[0]
 
 
-def bridge(engine: FakeEngine, one: pg.GenerationResult, words: Any) -> str:
+def bridge(
+    engine: FakeEngine, one: pg.GenerationResult, request: Any
+) -> tuple[str, tuple[int, ...]]:
     """What the second prompt has behind the ids of the first turn."""
     kept = (*one.prompt_token_ids, *one.token_ids)
-    ids = turn(engine, one.then(words)).unwrap().prompt_token_ids
+    ids = turn(engine, request).unwrap().prompt_token_ids
     assert ids[: len(kept)] == kept
-    return engine.tokenizer.decode(ids[len(kept) :])
+    return engine.tokenizer.decode(ids[len(kept) :]), ids[len(kept) :]
 
 
 class Shouting(ToyRenderer):
@@ -72,9 +74,11 @@ def test_a_template_that_does_not_write_the_answer_once_has_no_bridge(
 
 
 def test_control_tokens_of_the_letters_of_the_probe_change_no_bridge() -> None:
-    added = ("<think>", "</think>", "Q:", "J7")
-    engine = FakeEngine("Yes." + END, tokenizer=ToyTokenizer(added=added))
-    text = bridge(engine, turn(engine).unwrap(), "And Q:?")
+    special = (*ToyTokenizer().special_tokens, "Q:")
+    engine = FakeEngine("Yes." + END, tokenizer=ToyTokenizer(special=special))
+    one = turn(engine).unwrap()
+    text, ids = bridge(engine, one, one.then("And Q:?"))
+    assert engine.tokenizer.special_tokens["Q:"] not in ids  # the user's words stay text
     assert text == "\n<|im_start|>user\nAnd Q:?<|im_end|>\n<|im_start|>assistant\n<think></think>"
 
 
@@ -112,11 +116,7 @@ def test_without_control_tokens_the_bridge_begins_behind_the_call(call: dict[str
         "token_ids": one.token_ids,
     }
     asked = {"messages": messages, "tools": [TOOL], "continues": continues}
-    two = turn(engine, asked).unwrap()
-    kept = (*one.prompt_token_ids, *one.token_ids)
-    assert two.prompt_token_ids[: len(kept)] == kept
-    added = engine.tokenizer.decode(two.prompt_token_ids[len(kept) :])
-    assert added == " TOOL: sun ASSISTANT: "
+    assert bridge(engine, one, asked)[0] == " TOOL: sun ASSISTANT: "
 
 
 class Larger(FakeEngine):
