@@ -73,6 +73,8 @@ def thinking_beside_form(options: GenerationOptions) -> UnsupportedOption | None
 
     >>> thinking_beside_form(GenerationOptions(structured={"choice": ("yes", "no")})).message
     'enable_thinking=True is not honoured with choice: the form holds from the first token, so that nothing would be thought'
+    >>> thinking_beside_form(GenerationOptions()) is None
+    True
     """
     form = options.structured
     name = (

@@ -52,7 +52,7 @@ __all__ = [
     "bridged",
     "check_earlier_images",
     "form_of",
-    "keeps_ids",
+    "kept_turn",
 ]
 
 _ids = token_ids  # a field has this name
@@ -253,32 +253,29 @@ Render = Callable[[Sequence[Message]], "Slot[Rendered]"]
 """Renders messages as those of the request are, guard included."""
 
 
-def keeps_ids(request: GenerationRequest) -> bool:
-    """Whether the prompt begins with the ids of the turns before; one of a chat server has none."""
+def kept_turn(request: GenerationRequest) -> Continues | None:
+    """The turn whose ids the prompt begins with; None where it does not. A chat server's has none."""
     continues = request.continues
-    return (
-        continues is not None
-        and continues.history == "kept"
-        and continues.prompt_token_ids is not None
-    )
+    if continues is None or continues.history != "kept" or continues.prompt_token_ids is None:
+        return None
+    return continues
 
 
 def bridged(
     request: GenerationRequest,
+    continues: Continues,
     chat: ChatTemplateOptions,
     tokenizer: Tokenizer,
     renderer: Renderer,
     render: Render,
     control: Callable[[], ControlTokens],
 ) -> Slot[Rendered]:
-    """The bridge of a request that continues, as rendered text, with the ids before it.
+    """The bridge of a request that continues this turn, as rendered text, with the ids before it.
 
     `TemplateFailed` where the template has none for these messages, `InvalidRequest` where the ids
     are another tokenizer's, and all that the render of the messages fails with.
     """
-    continues, messages = request.continues, request.messages or ()
-    if continues is None:
-        raise ValueError("bridged takes a request that continues a turn")
+    messages = request.messages or ()
     if continues.raw_text_crc32 not in (None, _crc32_of(continues, tokenizer)):
         return Failure(
             InvalidRequest(

@@ -43,13 +43,14 @@ from pipegen.engines.model import TokenModel, reader_of
 from pipegen.engines.protocol import TokenEngine, require_token_engine
 from pipegen.engines.tokenizer import Renderer, Tokenizer
 from pipegen.records.call_arguments import arguments_read, unread_arguments, without_unread
+from pipegen.records.continues import Continues
 from pipegen.records.fields import InvalidField, instance, record, string, unchecked_replace
 from pipegen.records.frozen import NOTHING, thaw
 from pipegen.records.messages import Message, plain_messages
 from pipegen.records.options import ChatTemplateOptions, GenerationOptions
 from pipegen.records.requests import GenerationRequest
 from pipegen.records.results import CallForm, PreparedImage, ResolvedRequest, Thinking, ThoughtForm
-from pipegen.stages.continuation import Before, bridged, keeps_ids
+from pipegen.stages.continuation import Before, bridged, kept_turn
 from pipegen.template.choose_render import ALLOW, chosen_render, marker
 from pipegen.template.control_tokens import ControlTokens, control_tokens
 from pipegen.template.image_places import Prepared, image_tokens, images_of, prepare_images
@@ -299,8 +300,9 @@ def _prompt(
         return Success(
             Rendered(request=request, options=job.options, token_ids=request.prompt_token_ids)
         )
-    if keeps_ids(request):
-        return _bridged(job, chat, tokenizer, renderer, written)
+    continues = kept_turn(request)
+    if continues is not None:
+        return _bridged(job, continues, chat, tokenizer, renderer, written)
     if request.prompt is None:
         return _render_messages(job, chat, tokenizer, renderer, written)
     if is_guarded(request, chat):
@@ -319,6 +321,7 @@ def _prompt(
 
 def _bridged(
     job: ResolvedRequest,
+    continues: Continues,
     chat: ChatTemplateOptions,
     tokenizer: Tokenizer,
     renderer: Renderer,
@@ -333,7 +336,7 @@ def _bridged(
         return _render_messages(short, chat, tokenizer, renderer, written)
 
     control = functools.partial(_control, chat, tokenizer, renderer, written)
-    return bridged(job.request, chat, tokenizer, renderer, render_these, control)
+    return bridged(job.request, continues, chat, tokenizer, renderer, render_these, control)
 
 
 def is_guarded(request: GenerationRequest, chat: ChatTemplateOptions) -> bool:

@@ -159,6 +159,7 @@ AGE = {"type": "object", "properties": {"age": {"type": "integer"}}, "required":
         ({"json_schema": {}}, "", False, True),
         ({}, "free", True, True),
         ({"json_schema": {}}, "[NaN]", False, False),
+        ({"json_schema": AGE}, '{"age": 3, "age": 4}', False, False),
         ({"json_schema": {}}, f"[{'1' * 5000}]", True, True),  # too long to be read here
         ({"json_schema": {}}, "[" * 100_000, True, True),  # too deep to be read here
     ],

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from pipegen.ending import detokenize
-from pipegen.ending.detokenize import Detokenizer, spell
+from pipegen.ending.detokenize import Detokenizer, ids_behind, spell
 from pipegen.testing.texts import AWKWARD
 from pipegen.testing.toy import ToyTokenizer
 
@@ -282,3 +282,17 @@ class TestDetokenizer:
             [the, *[unknown] * 40, the],
         ):
             assert spell(real, ids)[0] == real.decode(ids) == "the the"
+
+
+@pytest.mark.parametrize(
+    ("merges", "ids"),
+    [
+        (("yz",), (256,)),
+        (("xy", "yz"), (257,)),  # behind another word, which the text does not merge with
+        (("xy", ".y", "1y", "yz"), (259,)),  # by itself, as it merges with each word
+    ],
+)
+def test_the_ids_of_a_text_behind_another_are_read_behind_a_word_that_it_does_not_merge_with(
+    merges: tuple[str, ...], ids: tuple[int, ...]
+) -> None:
+    assert ids_behind(ToyTokenizer(merges=merges), "yz") == ids

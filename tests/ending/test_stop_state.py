@@ -131,6 +131,23 @@ class TestHalting:
         assert row.failure.message.endswith("MemoryError: full")
         assert (row.feed(98), row.close(), row.token_ids) == ("", "", [97])
 
+    def test_a_tokenizer_that_fails_once_the_row_is_closed_fails_the_row(self) -> None:
+        class Filling(ToyTokenizer):
+            full = False
+
+            def decode(self, token_ids: Sequence[int]) -> str:
+                if self.full:
+                    raise MemoryError("full")
+                return super().decode(token_ids)
+
+        toy = Filling()
+        row = TokenFold(resolve(GenerationOptions(max_new_tokens=5)), toy)
+        assert row.feed(97) == "a"
+        toy.full = True
+        assert (row.close(halted="json"), row.finish, row.ending) == ("", Finish.ABORTED, None)
+        assert isinstance(row.failure, StageFailed)
+        assert row.failure.message.endswith("MemoryError: full")
+
     def test_options_must_be_resolved(self) -> None:
         with pytest.raises(ValueError, match="resolve"):
             TokenFold(GenerationOptions(), TOY)

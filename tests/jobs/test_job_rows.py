@@ -10,6 +10,8 @@ import pytest
 import pipegen as pg
 from pipegen.drivers import drive_parts
 from pipegen.drivers.arguments import prepare_batch
+from pipegen.io.jsonl import Written
+from pipegen.jobs.job_export import start_export
 from pipegen.jobs.job_rows import kept_slot, retry_of, rows_of
 from pipegen.jobs.journal import Finished
 from pipegen.jobs.row_keys import Keys
@@ -128,3 +130,16 @@ def test_a_failed_row_is_kept_where_it_is_not_to_be_asked_again(tmp_path: Path) 
     assert isinstance(kept[1][0].failure(), pg.Timeout)
     assert kept[1][1] is None
     assert kept[2] == [None, None]
+
+
+def test_lines_that_would_be_written_in_another_way_are_read_and_others_are_given_as_written(
+    tmp_path: Path,
+) -> None:
+    route = pg.route(FakeEngine("fine<|im_end|>"))
+    own: list[Any] = [{"prompt": "a"}, {"prompt": "b", "options": {"samples": 2, "seed": 1}}]
+    slots = list(job(route, own, tmp_path))
+    written, read = (slot for _, slot in start_export(tmp_path, enumerate(own), as_written=True))
+    assert isinstance(written, Written)
+    assert written.completion_tokens == slots[0].unwrap().completion_tokens
+    assert read == slots[1]
+    assert len(read.unwrap().samples) == 2

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
 import pipegen as pg
 from pipegen.records.results import Encoded
+from pipegen.records.scores import ScoreInput, TokenScores
 from pipegen.testing.fake import FakeEngine, ToyRenderer
 
 END = "<|im_end|>"
@@ -144,6 +146,33 @@ def test_log_probabilities_of_what_stands_around_a_call_are_scored() -> None:
     result = asked(of, tool_choice="add", logprobs=True).unwrap()
     (row,) = of.scored[0]
     assert row.continuation == result.token_ids[: result.forced[-1] + 1]
+
+
+class Unscored(FakeEngine):
+    """An engine without the method that scores."""
+
+    def __getattribute__(self, name: str) -> Any:
+        if name in ("score", "longest_scored"):
+            raise AttributeError(name)
+        return super().__getattribute__(name)
+
+
+def test_log_probabilities_of_a_call_take_an_engine_that_scores() -> None:
+    error = asked(Unscored(""), tool_choice="add", logprobs=True).failure()
+    assert isinstance(error, pg.UnsupportedOption)
+    assert (error.option, error.message) == (
+        "logprobs",
+        "fake gives no log probabilities of tokens that are not sampled",
+    )
+
+
+def test_a_call_whose_scores_fail_fails() -> None:
+    class Late(FakeEngine):
+        def score(self, inputs: Sequence[ScoreInput]) -> Sequence[pg.Slot[TokenScores]]:
+            return [pg.Failure(pg.Timeout("slow"))] * len(inputs)
+
+    of = Late(engine().script)
+    assert asked(of, tool_choice="add", logprobs=True).failure() == pg.Timeout("slow")
 
 
 def test_the_end_token_of_a_call_is_scored_where_it_stands() -> None:

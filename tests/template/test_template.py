@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -18,6 +19,8 @@ from pipegen.records.options import ChatTemplateOptions, GenerationOptions, reso
 from pipegen.records.requests import TextGenerationRequest, VlmGenerationRequest
 from pipegen.records.results import ResolvedRequest
 from pipegen.stages.rendering import Rendered, render_row
+from pipegen.template import template as templates
+from pipegen.testing.fake import ToyRenderer
 
 USERS_ONLY = (
     "{% for m in messages if m.role == 'user' %}{{ m.role }}: {{ m.content }}<|im_end|>{% endfor %}"
@@ -224,3 +227,22 @@ def test_words_beside_an_image_are_parts_too() -> None:
     slots = [render_row(job, HFTokenizer(raw), HFRenderer(raw, source)) for source in templates]
     assert [is_ok(slot) for slot in slots] == [True, False]
     assert "messages[0].content[1]" in slots[1].failure().message
+
+
+def test_without_jinja_all_that_a_renderer_raises_is_traced(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from jinja2 import TemplateError
+
+    def error() -> TemplateFailed:
+        renderer = ToyRenderer(raises=TemplateError("no"))
+        failed = templates.call_template(renderer, [], template=None, variables={}).failure()
+        assert isinstance(failed, TemplateFailed)
+        return failed
+
+    refused = error()
+    monkeypatch.setitem(sys.modules, "jinja2", None)
+    monkeypatch.setattr(templates, "_refusals", templates._refusals.__wrapped__)
+    traced = error()
+    assert refused.message == traced.message == "the chat template raised TemplateError: no"
+    assert (bool(refused.incident), bool(traced.incident)) == (False, True)

@@ -79,6 +79,10 @@ NONE = {
     + "{% if m.thinking is defined %}<think>{{ m.thinking }}</think>{% endif %}"
     + FOOT
     + "{% if add_generation_prompt %}<|im_start|>bot\n{% endif %}",
+    "a switch that changes how the prompt ends": TURNS
+    + FOOT
+    + OPENS
+    + "{% if enable_thinking %}Think.{% else %}<think></think>{% endif %}{% endif %}",
     "a switch that changes more": "{{ enable_thinking }}" + TURNS + FOOT + OPENS + "{% endif %}",
 }
 
