@@ -122,7 +122,7 @@ def verify(
             if spoken == "sglang"
             else {}
         )
-        bodies = (LEFT | ids, LEFT, LEFT | {"tool_choice": "none"}, ids)
+        bodies = ({**LEFT, **ids}, LEFT, {**LEFT, "tool_choice": "none"}, ids)
         chat, streams, tools, whole = (
             stack.enter_context(_chat(url, model, spoken, settings, body)) for body in bodies
         )
