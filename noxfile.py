@@ -235,7 +235,7 @@ def core_only(session: nox.Session) -> None:
         "-k",
         (
             "not pipegen.backends.hf and not composes and not known_words and not decoded_by and"
-            " not template.literals and not io.arrow_values"
+            " not template.literals and not template.template_source and not io.arrow_values"
         ),
     )
     run(
