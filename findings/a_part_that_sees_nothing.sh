@@ -5,13 +5,13 @@
 # The CPU op gives zeros for the output and 0 for the log-sum-exp, so the empty part gets the weight
 # exp(0), and the joined output is too small. Without a masked part both ways are equal, so that only
 # rows of different lengths in one batch show it.
-# torch 2.13.0. Checked 2026-11-29.
+# torch 2.13.0, numpy 2.4.6. Checked 2026-11-29.
 set -euo pipefail
 folder="$(mktemp -d)"
 trap 'rm -rf "$folder"' EXIT
 python3 -m venv "$folder/venv"
 python="$folder/venv/bin/python"
-"$python" -m pip install --quiet torch==2.13.0 numpy
+"$python" -m pip install --quiet torch==2.13.0 numpy==2.4.6
 "$python" - <<'PYTHON'
 import sys
 import warnings
