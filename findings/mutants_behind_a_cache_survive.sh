@@ -10,8 +10,8 @@ set -euo pipefail
 folder="$(mktemp -d)"
 trap 'rm -rf "$folder"' EXIT
 python3 -m venv "$folder/venv"
-bin="$folder/venv/bin"
-"$bin/python" -m pip install --quiet mutmut==3.8.1 pytest==9.2.0
+python="$folder/venv/bin/python"
+"$python" -m pip install --quiet mutmut==3.8.1 pytest==9.2.0
 mkdir -p "$folder/shop/shop" "$folder/shop/tests"
 cd "$folder/shop"
 cat > pyproject.toml <<'TOML'
@@ -50,8 +50,8 @@ def test_plain():
 def test_kept():
     assert kept.price(2) == 6
 PYTHON
-"$bin/mutmut" run > /dev/null 2>&1
-"$bin/mutmut" results --all true | tee "$folder/first"
+"$folder/venv/bin/mutmut" run > /dev/null 2>&1
+"$folder/venv/bin/mutmut" results --all true | tee "$folder/first"
 cat > tests/conftest.py <<'PYTHON'
 import pytest
 from shop import kept
@@ -62,9 +62,9 @@ def fresh():
     kept.price.cache_clear()
 PYTHON
 rm -rf mutants
-"$bin/mutmut" run > /dev/null 2>&1
+"$folder/venv/bin/mutmut" run > /dev/null 2>&1
 echo "with the cache cleared before each test:"
-"$bin/mutmut" results --all true | tee "$folder/second"
+"$folder/venv/bin/mutmut" results --all true | tee "$folder/second"
 test "$(grep -c 'plain.*killed' "$folder/first")" = 2
 test "$(grep -c 'kept.*survived' "$folder/first")" = 2
 test "$(grep -c 'kept.*killed' "$folder/second")" = 2
