@@ -7,6 +7,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -154,7 +155,7 @@ class OutputOrder(Generic[K]):
 
 
 @dataclass
-class Input(Generic[K]):
+class Input(ABC, Generic[K]):
     """Where the requests of a drive come from. Those with images may be prepared by other threads,
     which take them to their first calls.
     """
@@ -173,11 +174,11 @@ class Input(Generic[K]):
     together: ClassVar[int]
     """How many requests go through stages together."""
 
+    @abstractmethod
     def taken(self, wants: Callable[[bool], bool]) -> Iterator[tuple[K, Slot[Any]]]:
         """Keys and requests as long as there are some, and the drive wants them. It is asked with
         whether the input is slow.
         """
-        raise NotImplementedError
 
     def prepare(
         self, request: Request[K], work: Callable[[], Prepared], wake: Callable[[], object]

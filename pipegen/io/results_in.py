@@ -182,7 +182,7 @@ def _from_row(answer: Sequence[str], row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 _FINISH_OF: Mapping[Meaning, str] = {"stop": "eos", "length": "length", "failed": "aborted"}
-"""How an answer of the batch form ended; a stop string is not told apart there."""
+"""How an answer of the batch form ended; a stop string is no kind of its own there."""
 
 
 def _from_batch(values: Mapping[str, Any]) -> dict[str, Any]:

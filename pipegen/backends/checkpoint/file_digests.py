@@ -170,7 +170,11 @@ def _adapter_settings(file: Path) -> bytes | None:
             if name != "inference_mode"
         }
         return json.dumps(ordered, sort_keys=True).encode()
-    except (ValueError, AttributeError, RecursionError):  # whoever loads it says what is wrong
+    except (
+        ValueError,
+        AttributeError,
+        RecursionError,
+    ):  # the engine that loads it says what is wrong
         return None
 
 

@@ -355,8 +355,8 @@ class VLLMSession:
         return events
 
     def _made(self, running: Running, outputs: Sequence[Any]) -> Iterator[Event]:
-        """What the outputs bring to their rows. vLLM is told which have ended by stop strings and
-        plugins, of which it does not know.
+        """What the outputs bring to their rows. Rows that stop strings or plugins have ended, of
+        which vLLM does not know, are aborted there.
         """
         ended: list[str] = []
         for output in outputs:
