@@ -170,11 +170,7 @@ def _adapter_settings(file: Path) -> bytes | None:
             if name != "inference_mode"
         }
         return json.dumps(ordered, sort_keys=True).encode()
-    except (
-        ValueError,
-        AttributeError,
-        RecursionError,
-    ):  # the engine that loads it says what is wrong
+    except (ValueError, AttributeError, RecursionError):  # loading it says what is wrong
         return None
 
 
