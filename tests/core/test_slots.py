@@ -15,7 +15,7 @@ from returns.result import Failure, Success
 import pipegen as pg
 from pipegen.core import errors
 from pipegen.core.pipe import Pipe, each, identity
-from pipegen.core.slots import Unread
+from pipegen.core.slots import Unread, all_of
 
 ALL = [
     kind
@@ -202,3 +202,18 @@ def test_a_request_that_was_not_read_is_pickled_as_its_failure() -> None:
     error = pg.InvalidRequest("no prompt")
     copied = pickle.loads(pickle.dumps(Unread(error, dict)))  # our own bytes
     assert (type(copied), copied.failure()) == (Failure, error)
+    unread = Unread(pg.Timeout("slow"), lambda: "request")
+    assert (unread.given(), unread.plain().failure()) == ("request", unread.failure())
+    assert type(unread.plain()) is Failure
+
+
+def test_a_private_name_is_missed_in_python_s_words() -> None:
+    with pytest.raises(AttributeError, match=r"^'Success' object has no attribute '_numerator'$"):
+        _ = Success(1)._numerator  # type: ignore[attr-defined]
+
+
+def test_the_first_failure_of_many_is_theirs_and_no_more_are_drawn() -> None:
+    slots = iter([Success(1), Failure("no"), Failure("never")])
+    assert all_of(slots) == Failure("no")
+    assert next(slots) == Failure("never")
+    assert all_of([Success(1), Success(2)]) == Success((1, 2))
