@@ -43,7 +43,7 @@ ROOMS = (
 BUDGETS = {
     "backends": 121_650,
     "cli": 40_200,
-    "records": 37_100,
+    "records": 37_850,
     "report": 33_550,
     "jobs": 32_600,
     "drivers": 26_400,
