@@ -166,8 +166,8 @@ def _sampled(result: GenerationResult) -> Iterator[tuple[int, int]]:
 def runs_of(
     result: GenerationResult, request: GenerationRequest | None = None
 ) -> tuple[tuple[Rollout, ...], Run] | str:
-    """The rollouts that have ended, and the run that a result's answer ends; or why they cannot be
-    told. `request` is that of a single turn, where the result does not hold it. The request of the
+    """The rollouts that have ended, and the run that a result's answer ends; or why they are not
+    known. `request` is that of a single turn, where the result does not hold it. The request of the
     first turn holds the turns before it.
     """
     turns = result.rounds or (result,)
@@ -194,7 +194,7 @@ def runs_of(
         return "it was read from a file, which does not hold the turns before it"
     for turn in turns:
         if not turn.prompt_token_ids or (turn.completion_tokens and not turn.token_ids):
-            return "a chat server rendered its prompt and told no ids"
+            return "a chat server rendered its prompt and gave no ids"
         run = runs[-1] if runs else Run()
         if not run.goes_on(turn):
             if turn.exact and not any(one.goes_on(turn) for one in runs):
@@ -220,13 +220,13 @@ def rollouts_of(result: GenerationResult) -> tuple[Rollout, ...]:
 
 def one_rollout(result: GenerationResult) -> Rollout:
     """The rollout of a result; see `GenerationResult.rollout`."""
-    rollouts = rollouts_of(result)
-    if len(rollouts) > 1:
+    rollout, *others = rollouts_of(result)
+    if others:
         raise InvalidField(
-            f"this conversation has {len(rollouts)} rollouts, since a prompt of it does not begin"
+            f"this conversation has {1 + len(others)} rollouts, since a prompt of it does not begin"
             " with the ids of the turns before: take them all, from result.rollouts"
         )
-    return rollouts[0]
+    return rollout
 
 
 def _images(result: GenerationResult) -> tuple[ImageSource, ...] | None:

@@ -311,7 +311,7 @@ def test_an_answer_whose_ids_nobody_told_is_refused() -> None:
     ):
         values = {name: getattr(one, name) for name in _NAMES} | told
         result = pg.GenerationResult(**values, completion_tokens=5)
-        with pytest.raises(InvalidField, match="a chat server rendered its prompt and told no ids"):
+        with pytest.raises(InvalidField, match="a chat server rendered its prompt and gave no ids"):
             _ = result.rollout
 
 

@@ -110,7 +110,7 @@ def test_what_does_not_go_together_is_refused(
 
 
 STORY = "Tell me a long story about a cat and a dog. " * 6
-TOLD: Any = [{"messages": [{"role": "user", "content": STORY}]}] * 2
+STORIES: Any = [{"messages": [{"role": "user", "content": STORY}]}] * 2
 
 
 def by_an_optimizer(weights: list[torch.nn.Parameter]) -> None:
@@ -136,12 +136,12 @@ def test_a_call_reads_its_prompts_with_the_weights_as_they_are_then(change: Any)
     model = AutoModelForImageTextToText.from_pretrained(folder, dtype=torch.float32)
     tokenizer = AutoTokenizer.from_pretrained(folder)
     route = pg.backends.hf(model, tokenizer=tokenizer)
-    pg.run(route, TOLD, {"max_new_tokens": 2})
+    pg.run(route, STORIES, {"max_new_tokens": 2})
     change([*model.train().parameters()])
     options = {"max_new_tokens": 8, "logprobs": True}
-    ours = [slot.unwrap().logprobs for slot in pg.run(route, TOLD, options)]
+    ours = [slot.unwrap().logprobs for slot in pg.run(route, STORIES, options)]
     assert not model.training
-    anew = pg.run(pg.backends.hf(model, tokenizer=tokenizer), TOLD, options)
+    anew = pg.run(pg.backends.hf(model, tokenizer=tokenizer), STORIES, options)
     assert ours == [slot.unwrap().logprobs for slot in anew]
 
 
@@ -151,7 +151,7 @@ def test_a_call_takes_what_was_read_with_the_same_weights(inference: bool) -> No
         model = AutoModelForImageTextToText.from_pretrained(embedded.path(), dtype=torch.float32)
     route = pg.backends.hf(model, tokenizer=AutoTokenizer.from_pretrained(embedded.path()))
     engine: Any = route.engine
-    pg.run(route, TOLD, {"max_new_tokens": 2})
+    pg.run(route, STORIES, {"max_new_tokens": 2})
     before = engine.work.shared_tokens
-    pg.run(route, TOLD[:1], {"max_new_tokens": 2})
+    pg.run(route, STORIES[:1], {"max_new_tokens": 2})
     assert engine.work.shared_tokens > before
