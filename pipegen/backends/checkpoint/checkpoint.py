@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,7 @@ from pipegen.backends.checkpoint.load_errors import (
 from pipegen.backends.checkpoint.locate import (
     EMBEDDED,
     cached_json,
+    fetched,
     has_weights,
     instead_of,
     locate,
@@ -102,19 +104,12 @@ class Checkpoint:
         """Where the checkpoint's files are, and its adapter's."""
         here = {self.source: "config.json"}
         here |= {} if self.load.adapter is None else {str(self.load.adapter): "adapter_config.json"}
-        if all((Path(folder) / name).is_file() for folder, name in here.items()):
+        if all(Path(folder).is_dir() for folder in here):
             return tuple(map(Path, here))
-        need("transformers", "hf", "reading a checkpoint")
-        from transformers.utils.hub import cached_file
-
+        revisions = {self.source: self.load.revision}
         with loading(self.load, "the files", self.source, hint=instead_of(self.source)):
-            files = [cached_file(self.source, "config.json", revision=self.load.revision)]
-            files += (
-                [cached_file(self.load.adapter, "adapter_config.json")]
-                if self.load.adapter is not None
-                else []
-            )
-            return tuple(Path(str(file)).parent for file in files)
+            files = (fetched(where, name, revisions.get(where)) for where, name in here.items())
+            return tuple(file.parent for file in files)
 
     @property
     def identity(self) -> str:
@@ -230,7 +225,7 @@ class Checkpoint:
         )
         with loading(self.load, "the tokenizer", self.source, hint=hint):
             require_whole(self.source, self.load.revision, *_OF_TOKENIZER)
-            tokenizer, renderer = load_tokenizer(self.source, **self._where)
+            tokenizer, renderer = load_tokenizer(self.source, model=self.fact.model, **self._where)
             tokenizer.raw("a")  # settings of the wrong type raise at the first call
             if len(tokenizer.control_tokens) >= tokenizer.raw.backend_tokenizer.get_vocab_size(
                 with_added_tokens=True
@@ -267,9 +262,12 @@ class Checkpoint:
 
     @cached_property
     def eos_token_ids(self) -> tuple[int, ...]:
-        """All end tokens: of the generation settings, else of the configuration, else of the
-        tokenizer. An id of 0 counts as any other.
+        """All end tokens: of the generation settings, the configuration, or the tokenizer. An id
+        of 0 counts as any other.
         """
+        return tuple(self.fact("eos_token_ids", self._end_tokens))
+
+    def _end_tokens(self) -> list[int]:
         text = self.config.get_text_config()
         candidates = (
             self.generation_config.get("eos_token_id"),
@@ -279,7 +277,7 @@ class Checkpoint:
         value = next(
             (ids for ids in (*candidates, self.tokenizer.raw.eos_token_id) if ids is not None), ()
         )
-        ids = tuple(value) if isinstance(value, (list, tuple)) else (value,)
+        ids = [*value] if isinstance(value, (list, tuple)) else [value]
         if not all(type(token_id) is int for token_id in ids):
             with loading(
                 self.load,
@@ -288,7 +286,7 @@ class Checkpoint:
                 hint="correct eos_token_id in its generation_config.json, or in its config.json",
             ):
                 raise ValueError(f"eos_token_id takes an id or a list of ids, not {printed(value)}")
-        return tuple(dict.fromkeys(ids))
+        return [*dict.fromkeys(ids)]
 
     @cached_property
     def vocab_size(self) -> int | None:
@@ -370,6 +368,9 @@ class Checkpoint:
     @cached_property
     def positions(self) -> Positions:
         """How many positions there are, and how they are scaled."""
+        return Positions(**self.fact("positions", self._positions_named))
+
+    def _positions_named(self) -> dict[str, Any]:
         with loading(
             self.load,
             "the configuration",
@@ -379,14 +380,14 @@ class Checkpoint:
             positions = positions_of(self.config.get_text_config())
             if positions.context_length is not None and positions.context_length < 1:
                 raise ValueError(f"it has {positions.context_length} positions")
-        return positions
+        return asdict(positions)
 
     @property
     def context_length(self) -> int | None:
         """How many tokens prompt and answer may have together; None where the configuration does
         not say.
         """
-        return self.fact("context_length", lambda: self.positions.context_length)
+        return self.positions.context_length
 
     @cached_property
     def image_processor(self) -> Any:
