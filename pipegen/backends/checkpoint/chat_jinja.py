@@ -42,7 +42,7 @@ def rendering() -> Rendering:
     """
     about: dict[str, Any] = {"model": "", "packages": RENDERING}
     found = kept("rendering", **about)
-    if found is None:
+    if found is None or found.keys() != {*Rendering._fields}:
         found = _found()
         keep("rendering", found, **about)
     return Rendering(tuple(found["rewrites"]), bool(found["guarded"]), frozenset(found["reserved"]))

@@ -26,6 +26,8 @@ __all__ = ["LightTokenizer", "keep_recipe", "recipe_for", "recipe_of"]
 _CHECK, _PACKAGES = "tokenizer", (*RENDERING, "mistral-common", "sentencepiece", "tiktoken")
 """What recipes are kept under, and the packages by which transformers chooses a class."""
 _IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
+_FIELDS = {"special", "begins", "added", *_IDS}
+"""What a recipe has."""
 
 
 class LightTokenizer:
@@ -78,7 +80,8 @@ class LightTokenizer:
 
 def recipe_for(model: str | None) -> Mapping[str, Any] | None:
     """The recipe that is kept for these files; None where there is none."""
-    return None if model is None else kept(_CHECK, model=model, packages=_PACKAGES)
+    known = None if model is None else kept(_CHECK, model=model, packages=_PACKAGES)
+    return known if known is not None and known.keys() == _FIELDS else None
 
 
 def keep_recipe(model: str, recipe: Mapping[str, Any]) -> None:
