@@ -252,7 +252,6 @@ class Checkpoint:
     @cached_property
     def generation_config(self) -> immutabledict[str, Any]:
         """The checkpoint's own generation settings, frozen; empty where it has none."""
-        need("transformers", "hf", "reading a checkpoint")
         with loading(self.load, "generation_config.json", self.source):
             require_whole(self.source, self.load.revision, "generation_config.json")
             settings: immutabledict[str, Any] = mapping(
@@ -262,12 +261,10 @@ class Checkpoint:
 
     @cached_property
     def eos_token_ids(self) -> tuple[int, ...]:
-        """All end tokens: of the generation settings, the configuration, or the tokenizer. An id
-        of 0 counts as any other.
-        """
+        """All end tokens, of the generation settings, the configuration, or the tokenizer."""
         return tuple(self.fact("eos_token_ids", self._end_tokens))
 
-    def _end_tokens(self) -> list[int]:
+    def _end_tokens(self) -> list[int]:  # an id of 0 counts as any other
         text = self.config.get_text_config()
         candidates = (
             self.generation_config.get("eos_token_id"),
@@ -456,9 +453,11 @@ class Checkpoint:
 
     @cached_property
     def image_placeholder(self) -> str | None:
-        """The control token that stands for one image in a rendered prompt: the processor's where
-        it has sizes of its own, else the model's.
-        """
+        """The control token that stands for one image in a prompt."""
+        return self.fact("image_placeholder", self._image_token)
+
+    def _image_token(self) -> str | None:
+        """The processor's where it has sizes of its own, else the model's."""
         if self.image_token_id is None:
             return None
         native = not self.no_processor_because and self.image_spec.kind == "native"

@@ -15,8 +15,8 @@ from pipegen.core.slots import is_ok
 __all__ = ["KeptFacts"]
 
 T = TypeVar("T")
-_CHECK, _READ_BY = "facts", ("transformers",)
-"""What facts are kept under, and the package that they are read by."""
+_CHECK, _READ_BY = "facts", ("transformers", "torch", "torchvision", "pillow")
+"""What facts are kept under, and the packages that they are read by."""
 
 
 class KeptFacts:
