@@ -41,7 +41,7 @@ ROOMS = (
 )
 """Each imports only itself and those before it."""
 BUDGETS = {
-    "backends": 124_050,
+    "backends": 124_100,
     "cli": 40_200,
     "records": 37_100,
     "report": 33_550,

@@ -226,8 +226,8 @@ class Checkpoint:
         with loading(self.load, "the tokenizer", self.source, hint=hint):
             require_whole(self.source, self.load.revision, *_OF_TOKENIZER)
             tokenizer, renderer = load_tokenizer(self.source, model=self.fact.model, **self._where)
-            tokenizer.raw("a")  # settings of the wrong type raise at the first call
-            if len(tokenizer.control_tokens) >= tokenizer.raw.backend_tokenizer.get_vocab_size(
+            tokenizer.source("a")  # settings of the wrong type raise at the first call
+            if len(tokenizer.control_tokens) >= tokenizer.source.backend_tokenizer.get_vocab_size(
                 with_added_tokens=True
             ):
                 raise ValueError(
@@ -272,7 +272,8 @@ class Checkpoint:
             getattr(self.config, "eos_token_id", None),
         )
         value = next(
-            (ids for ids in (*candidates, self.tokenizer.raw.eos_token_id) if ids is not None), ()
+            (ids for ids in (*candidates, self.tokenizer.source.eos_token_id) if ids is not None),
+            (),
         )
         ids = [*value] if isinstance(value, (list, tuple)) else [value]
         if not all(type(token_id) is int for token_id in ids):
@@ -313,7 +314,7 @@ class Checkpoint:
         Raises `ValueError` where there is neither.
         """
         size = self.vocab_size
-        for token_id in (self.tokenizer.raw.pad_token_id, *self.eos_token_ids):
+        for token_id in (self.tokenizer.source.pad_token_id, *self.eos_token_ids):
             if token_id is not None and token_id >= 0 and (size is None or token_id < size):
                 return int(token_id)
         raise ValueError(
@@ -326,7 +327,7 @@ class Checkpoint:
         """The text that a plain prompt must begin with: the BOS token, where the tokenizer itself
         puts it before a text.
         """
-        raw = self.tokenizer.raw
+        raw = self.tokenizer.source
         return (
             str(raw.bos_token)
             if raw.bos_token_id is not None and raw("a")["input_ids"][:1] == [raw.bos_token_id]
@@ -469,7 +470,7 @@ class Checkpoint:
             hint="put the tokenizer's files of this model into its folder",
         ):
             token = str(
-                image_token or self.tokenizer.raw.convert_ids_to_tokens(self.image_token_id)
+                image_token or self.tokenizer.source.convert_ids_to_tokens(self.image_token_id)
             )
             if token not in self.tokenizer.control_tokens:
                 reason = (

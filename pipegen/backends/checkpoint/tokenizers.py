@@ -13,7 +13,7 @@ import functools
 import itertools
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -39,13 +39,14 @@ _BLANK = " \t\n\v\f\r▁"
 
 class HFTokenizer:
     """A tokenizer of transformers that stands on the `tokenizers` library; `raw` is the thing
-    itself.
+    itself. `source` is what pipegen reads of it: the same, or one read by its file alone. Then
+    `whole` loads `raw` when a caller first asks for it.
 
     Raises `ValueError` for one in pure Python: it cannot be copied without its added tokens, so it
     could not keep a user's words as text.
     """
 
-    def __init__(self, raw: Any) -> None:
+    def __init__(self, raw: Any, whole: Callable[[], Any] | None = None) -> None:
         if not getattr(raw, "is_fast", False):
             advice = (
                 "convert it to a tokenizer.json (AutoTokenizer does so where it can, with"
@@ -54,7 +55,7 @@ class HFTokenizer:
             raise ValueError(
                 f"{type(raw).__name__} is no tokenizer of the tokenizers library: {advice}"
             )
-        self.raw = raw
+        self.source, self._whole = raw, whole
         self._backend = raw.backend_tokenizer
         # as every call of `raw` would; a saved tokenizer may bring them along
         self._backend.no_truncation()
@@ -71,6 +72,11 @@ class HFTokenizer:
             }
         )
         self.vocab_size: int = max(self._backend.get_vocab(with_added_tokens=True).values()) + 1
+
+    @functools.cached_property
+    def raw(self) -> Any:
+        """The tokenizer of transformers."""
+        return self.source if self._whole is None else HFTokenizer(self._whole()).source
 
     def encode(self, text: str) -> tuple[int, ...]:
         """Ids of the text, as `raw(text, add_special_tokens=False)` gives them."""
@@ -388,15 +394,19 @@ def load_tokenizer(
         processors = _processor_templates(path_or_name, revision)
         return HFRenderer(raw, processors or _with_those_of(config.get("chat_template"), templates))
 
+    def by_transformers() -> Any:
+        from transformers import AutoTokenizer
+
+        return AutoTokenizer.from_pretrained(
+            path_or_name, revision=revision, trust_remote_code=trust_remote_code
+        )
+
     recipe = recipe_for(model)
     if file is not None and recipe is not None:
         light = LightTokenizer(file, recipe)
-        return HFTokenizer(light), renderer(light, _written_templates(file.parent, config))
-    from transformers import AutoTokenizer
-
-    raw = AutoTokenizer.from_pretrained(
-        path_or_name, revision=revision, trust_remote_code=trust_remote_code
-    )
+        tokenizer = HFTokenizer(light, by_transformers)
+        return tokenizer, renderer(light, _written_templates(file.parent, config))
+    raw = by_transformers()
     tokenizer, loaded = HFTokenizer(raw), renderer(raw, raw.chat_template)
     if file is not None:
         require_file_ids(raw, file, config, path_or_name)

@@ -229,7 +229,7 @@ def facts(made: Checkpoint) -> dict[str, Any]:
     found["texts"] = [tokenizer.decode(ids[0]) for ids in found["ids"]]
     found["pieces"] = [tokenizer.piece(token_id) for token_id in range(0, tokenizer.vocab_size, 7)]
     found["normalised"] = [tokenizer.normalised(text) for text in TEXTS]
-    raw = tokenizer.raw
+    raw = tokenizer.source
     found["ends"] = (raw.bos_token, raw.bos_token_id, raw.eos_token_id, raw.pad_token_id)
     found["tokens"] = [raw.convert_ids_to_tokens(token_id) for token_id in (0, 5, 10**6)]
     found["model"] = (made.bos_token, made.eos_token_ids, outcome(getattr, made, "pad_token_id"))
@@ -256,10 +256,12 @@ def test_a_file_read_alone_gives_what_transformers_gives(name: str, tmp_path: Pa
     first = checkpoint(folder)
     expected = facts(first)
     second = checkpoint(folder)
-    assert isinstance(second.tokenizer.raw, LightTokenizer)
-    assert not isinstance(first.tokenizer.raw, LightTokenizer)
+    assert isinstance(second.tokenizer.source, LightTokenizer)
+    assert not isinstance(first.tokenizer.source, LightTokenizer)
     assert facts(second) == expected
     assert second.identity == first.identity
+    assert type(second.tokenizer.raw) is type(first.tokenizer.raw)
+    assert second.tokenizer.raw.encode("Hi") == first.tokenizer.raw.encode("Hi")
 
 
 @pytest.mark.parametrize("name", HEAVY)
@@ -268,7 +270,7 @@ def test_what_transformers_reads_otherwise_goes_through_it_each_time(
 ) -> None:
     folder = HEAVY[name](tmp_path / "model")
     for made in (checkpoint(folder), checkpoint(folder)):
-        assert not isinstance(made.tokenizer.raw, LightTokenizer)
+        assert not isinstance(made.tokenizer.source, LightTokenizer)
         assert made.tokenizer.encode("Hi")
 
 
@@ -279,7 +281,7 @@ def test_a_recipe_is_for_these_files_and_no_code(settings: Any, tmp_path: Path) 
     if not settings:
         changed(folder, lambda content: content.update(normalizer={"type": "Lowercase"}))
     again = checkpoint(folder, **settings)
-    assert not isinstance(again.tokenizer.raw, LightTokenizer)
+    assert not isinstance(again.tokenizer.source, LightTokenizer)
     assert again.tokenizer.encode("A") == tuple(
         Tokenizer.from_file(str(folder / "tokenizer.json")).encode("A").ids
     )
@@ -302,7 +304,7 @@ def test_a_template_that_is_read_otherwise_is_rendered_by_transformers(
     folder = saved(chatml_tokenizer(), tmp_path / "model")
     monkeypatch.setattr(loader, "_written_templates", lambda *_: "{{ messages[0].content }}")
     for made in (checkpoint(folder), checkpoint(folder)):
-        assert not isinstance(made.tokenizer.raw, LightTokenizer)
+        assert not isinstance(made.tokenizer.source, LightTokenizer)
 
 
 def test_the_next_process_imports_no_transformers(tmp_path: Path) -> None:
