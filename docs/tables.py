@@ -11,7 +11,7 @@ import inspect
 import re
 import sys
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
@@ -27,7 +27,7 @@ from pipegen.records.fields import help_of
 from pipegen.records.option_groups import GROUPS
 from pipegen.records.option_records import GenerationOptions
 from pipegen.records.option_table import OPTIONS, SERVER_NAMES
-from pipegen.records.request_forms import FORMS, REFUSED
+from pipegen.records.request_forms import FORMS
 
 PAGES = Path(__file__).parent
 sys.path.insert(0, str(PAGES))  # `entries` lies beside this file
@@ -59,6 +59,17 @@ def shown_type(hint: Any) -> str:
     )
 
 
+def engines_in_words(names: Sequence[str]) -> str:
+    """Engines by their names, those of a whole kind by the name of the kind."""
+    left, words = list(names), []
+    for kind, ending in (("servers", ("_server", "_chat")), ("chat", "_chat")):
+        members = [name for name in ENGINES if name.endswith(ending)]
+        if set(members) <= set(left):
+            left = [name for name in left if name not in members]
+            words.append(kind)
+    return ", ".join([*(f"`{name}`" for name in left), *words])
+
+
 def options_table() -> str:
     """One row for each option."""
     rows = [
@@ -76,14 +87,12 @@ def options_table() -> str:
             else f", `{dict(default) if isinstance(default, Mapping) else default!r}`"
         )
         full = f"{entry.group}.{name}" if entry.group else name
-        lacks = [
-            f"`{engine}`"
-            for engine, honours in ENGINES.items()
-            if name not in honours
+        lacking = [
+            engine for engine, honours in ENGINES.items() if name not in honours
         ]
         rows.append(
             f"| `{full}`<br>{shown_type(get_type_hints(kind)[name])}{shown} | {entry.help} |"
-            f" {', '.join(lacks)} |"
+            f" {engines_in_words(lacking)} |"
         )
     return "\n".join(rows)
 
@@ -154,7 +163,7 @@ def versions_table() -> str:
 
 
 def forms_table() -> str:
-    """One row for each form of other programs, and one for each kind of key that is refused."""
+    """One row for each form of other programs."""
     rows = [
         "| form | holds the words | read beside them | reference answers, carried along |",
         "| --- | --- | --- | --- |",
@@ -165,15 +174,6 @@ def forms_table() -> str:
             for keys in (form.words, form.beside, form.answers)
         )
         rows.append(f"| {form.name} | {' | '.join(cells)} |")
-    rows += ["", "| refused | what to do |", "| --- | --- |"]
-    for hint in dict.fromkeys(REFUSED.values()):
-        names = ", ".join(
-            f"`{key}`" for key, other in REFUSED.items() if other == hint
-        )
-        words = re.sub(r"did you mean (.*?)'(\w+)'\?", r"\1`\2`.", hint)
-        rows.append(
-            f"| {names} | {words.removeprefix('; ').removesuffix('.')} |"
-        )
     return "\n".join(rows)
 
 
