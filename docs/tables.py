@@ -99,13 +99,10 @@ def options_table() -> str:
 
 def engines_tables() -> str:
     """What the engines can do, and their settings."""
-    rows = [
-        "| feature | " + " | ".join(ENGINES) + " |",
-        "| --- |" + " --- |" * len(ENGINES),
-    ]
+    rows = ["| feature | not on |", "| --- | --- |"]
     for name, words in FEATURES.items():
-        marks = ("✓" if name in one else "" for one in ENGINES.values())
-        rows.append(f"| `{name}`: {words} | {' | '.join(marks)} |")
+        lacking = [engine for engine, one in ENGINES.items() if name not in one]
+        rows.append(f"| `{name}`: {words} | {engines_in_words(lacking)} |")
     rows += ["", "| setting | of | meaning |", "| --- | --- | --- |"]
     groups: dict[frozenset[str], str] = {}
     for takers, short in (
