@@ -175,11 +175,12 @@ def forms_table() -> str:
 
 
 def laws_table() -> str:
-    """One row for each file of laws: its docstring."""
+    """One row for each file of laws: the first of them, of its docstring."""
     rows = ["| file | what holds for every input |", "| --- | --- |"]
     for path in sorted((PAGES.parent / "property_tests").glob("test_*.py")):
         words = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8")))
-        rows.append(f"| `{path.name}` | {' '.join((words or '').split())} |")
+        law = re.split(r"; |\.(?:\s|$)", words or "", maxsplit=1)[0]
+        rows.append(f"| `{path.name}` | {' '.join(law.split())} |")
     return "\n".join(rows)
 
 
