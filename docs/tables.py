@@ -19,6 +19,7 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 import pipegen
 from pipegen.config.keys import KEYS
 from pipegen.core.distribution import DISTRIBUTION, install_command
+from pipegen.core.errors import GenerationError
 from pipegen.engines.capabilities import ENGINES, FEATURES
 from pipegen.engines.settings import FallbackSettings
 from pipegen.engines.versions import bounds_in
@@ -241,14 +242,15 @@ def names_table(page: str) -> str:
     """
     rows = ["| more names, in full on the site | |", "| --- | --- |"]
     for written, _, path, heading in SHOWN.findall(page):
-        if written or not shown_name(heading or path).startswith("pg."):
+        name = shown_name(heading or path)
+        if written or not name.startswith("pg.") or name.count(".") > 2:
             continue
-        words = inspect.getdoc(found(path)) or ""
-        first = re.split(r"(?<=\.)\s|\n\n", words, maxsplit=1)[0]
-        shown = f"`{shown_name(heading or path)}`"
-        rows.append(
-            f"| {shown} | {' '.join(first.split()).replace('|', chr(92) + '|')} |"
-        )
+        value = found(path)
+        words = entries.first_sentence(inspect.getdoc(value) or "")
+        if isinstance(value, type) and issubclass(value, GenerationError):
+            anchor = value.__name__.lower()
+            words = f"See [errors](../errors.md#{anchor})."
+        rows.append(f"| `{name}` | {entries.cell(words)} |")
     return "\n".join(rows)
 
 
