@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import enum
 import functools
 import inspect
 import re
@@ -21,6 +22,22 @@ ENTRY = re.compile(
     re.MULTILINE | re.DOTALL,
 )
 NOT_SHOWN = re.compile(r"_|(check_all|default_hint|unchanging|T)$")
+INNER: Mapping[str, frozenset[str]] = {
+    kind: frozenset(names.split())
+    for kind, names in {
+        "Pipe": "steps owns program stages leads_on keeps_text internal routes backend"
+        " with_parts rebound",
+        "Job": "before made_before removed rest tidy",
+        "GenerationError": "after with_fields",
+        "GenerationRequest": "continues sources with_sources",
+        "GenerationResult": "turn written_transcript trimmed_by previous",
+        "Message": "sources",
+        "Route": "rebound",
+        "Scored": "tried thinking image_grid_thw",
+        "Rollout": "image_grid_thw ids",
+    }.items()
+}
+"""Fields and methods that pipegen's own code uses, by class: the reference leaves them out."""
 ARGUMENT = re.compile(r"^(\*{0,2}\w+(?:, \*{0,2}\w+)*): (?=\S)")
 
 
@@ -36,10 +53,11 @@ class _AsWritten(NamedTuple):
 
 def shown_type(annotation: Any) -> str:
     """An annotation as it stands in the code, without what checks its values."""
+    written = getattr(annotation, "__forward_arg__", annotation)
     text = (
-        annotation
-        if isinstance(annotation, str)
-        else inspect.formatannotation(annotation)
+        written
+        if isinstance(written, str)
+        else inspect.formatannotation(written)
     )
     text = re.sub(r"\b(?:typing|collections\.abc|pipegen[\w.]*)\.", "", text)
     if text.startswith("Annotated["):
@@ -84,6 +102,16 @@ def signature_of(name: str, value: Any) -> str:
     return "\n".join([f"{name}(", *(f"    {line}," for line in lines), ")"])
 
 
+def sentences_of(text: str) -> list[str]:
+    """The sentences of a text, each in one line."""
+    return re.split(r"(?<=\.) (?=[A-Z`\"'])", " ".join(text.split()))
+
+
+def first_sentence(text: str) -> str:
+    """What a table shows of a docstring."""
+    return sentences_of(re.split(r"\n\s*\n", text, maxsplit=1)[0])[0]
+
+
 def cell(text: str) -> str:
     """Text for a cell of a table."""
     return " ".join(text.split()).replace("|", "\\|")
@@ -103,11 +131,20 @@ def arguments_in(paragraph: str) -> list[tuple[str, str]]:
     return found
 
 
+def raises_in(paragraph: str) -> str:
+    """The sentences that say what is raised."""
+    told = [one for one in sentences_of(paragraph) if one.startswith("Raises ")]
+    return textwrap.fill(" ".join(told), 100, break_on_hyphens=False)
+
+
 def blocks_of(
     words: str, types: Mapping[str, str], *, arguments_shown: bool
 ) -> Iterator[str]:
-    """A docstring as Markdown: paragraphs, its arguments as a table, its examples as code."""
+    """A docstring as Markdown: its first paragraph, what it raises, its arguments as a table, its
+    examples as code. Further rules are on the pages about them, and in `help()`.
+    """
     arguments: list[tuple[str, str]] = []
+    is_first = True
 
     def table() -> str:
         rows = ["| argument | type | meaning |", "| --- | --- | --- |"]
@@ -130,7 +167,10 @@ def blocks_of(
         if example:
             yield f"```pycon\n{textwrap.dedent(paragraph)}\n```"
         else:
-            yield paragraph
+            words = paragraph if is_first else raises_in(paragraph)
+            is_first = False
+            if words:
+                yield words
     if arguments:
         yield table()
 
@@ -185,6 +225,13 @@ def default_of(field: dataclasses.Field[Any]) -> str:
     return f", `{cell(repr(_AsWritten(field.default)))}`"
 
 
+def hidden(kind: type[Any], name: str) -> bool:
+    """Whether the reference leaves a field or a method out."""
+    return bool(NOT_SHOWN.match(name)) or name in INNER.get(
+        kind.__name__, frozenset()
+    )
+
+
 def fields_table(kind: type[Any], described: Mapping[str, str]) -> str | None:
     """A row for each field of a record, without those of a base that has an entry."""
     own = own_bases(kind)
@@ -198,20 +245,21 @@ def fields_table(kind: type[Any], described: Mapping[str, str]) -> str | None:
         helps = help_of(kind)
         for field in dataclasses.fields(kind):
             name = field.name
-            if name in annotations and not name.startswith("_"):
+            if name in annotations and not hidden(kind, name):
                 words = (
                     described.get(name) or below.get(name) or helps.get(name)
                 )
                 rows.append(
                     f"| `{name}` | `{cell(shown_type(annotations[name]))}`{default_of(field)} |"
-                    f" {cell(words or '')} |"
+                    f" {cell(first_sentence(words or ''))} |"
                 )
     else:
         rows = [
             f"| `{name}` | `{cell(shown_type(annotation))}` |"
-            f" {cell(described.get(name) or below.get(name) or '')} |"
+            f" {cell(first_sentence(described.get(name) or below.get(name) or ''))} |"
             for name, annotation in annotations.items()
-            if name in getattr(kind, "_fields", ()) or name in below
+            if (name in getattr(kind, "_fields", ()) or name in below)
+            and not hidden(kind, name)
         ]
     if not rows:
         return None
@@ -232,17 +280,16 @@ def methods_table(kind: type[Any]) -> str | None:
             getattr(called, "fget", getattr(called, "func", called))
         )
         if (
-            NOT_SHOWN.match(name)
+            hidden(kind, name)
             or not words
             or not (is_value or inspect.isfunction(called))
         ):
             continue
-        first = re.split(r"(?<=\.)\s|\n\n", words, maxsplit=1)[0]
         shown = (
             name if is_value else " ".join(signature_of(name, called).split())
         )
         shown = shown.replace("( ", "(").replace(", )", ")")
-        rows.append(f"| `{cell(shown)}` | {cell(first)} |")
+        rows.append(f"| `{cell(shown)}` | {cell(first_sentence(words))} |")
     if not rows:
         return None
     return "\n".join(["| method or property | |", "| --- | --- |", *rows])
@@ -274,7 +321,8 @@ def entry(name: str, value: Any) -> str:
         }
     fields = fields_table(value, described) if is_kind else None
     parts = [f"### {name}"]
-    if fields is None and (types or is_kind):
+    is_enum = is_kind and issubclass(value, enum.Enum)
+    if fields is None and (types or is_kind) and not is_enum:
         parts.append(f"```python\n{signature_of(name, value)}\n```")
     parts += blocks_of(words, types, arguments_shown=fields is None)
     if is_kind:
@@ -282,4 +330,7 @@ def entry(name: str, value: Any) -> str:
         if base is not None and fields is not None:
             parts.append(f"Beside the fields of `{base.__name__}`:")
         parts += [table for table in (fields, methods_table(value)) if table]
+        if is_enum:
+            shown = ", ".join(f"`{one.name}`" for one in value)
+            parts.append(f"One of {shown}.")
     return "\n\n".join(parts)

@@ -11,7 +11,7 @@ import inspect
 import re
 import sys
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
@@ -19,6 +19,7 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 import pipegen
 from pipegen.config.keys import KEYS
 from pipegen.core.distribution import DISTRIBUTION, install_command
+from pipegen.core.errors import GenerationError
 from pipegen.engines.capabilities import ENGINES, FEATURES
 from pipegen.engines.settings import FallbackSettings
 from pipegen.engines.versions import bounds_in
@@ -27,7 +28,7 @@ from pipegen.records.fields import help_of
 from pipegen.records.option_groups import GROUPS
 from pipegen.records.option_records import GenerationOptions
 from pipegen.records.option_table import OPTIONS, SERVER_NAMES
-from pipegen.records.request_forms import FORMS, REFUSED
+from pipegen.records.request_forms import FORMS
 
 PAGES = Path(__file__).parent
 sys.path.insert(0, str(PAGES))  # `entries` lies beside this file
@@ -59,6 +60,17 @@ def shown_type(hint: Any) -> str:
     )
 
 
+def engines_in_words(names: Sequence[str]) -> str:
+    """Engines by their names, those of a whole kind by the name of the kind."""
+    left, words = list(names), []
+    for kind, ending in (("servers", ("_server", "_chat")), ("chat", "_chat")):
+        members = [name for name in ENGINES if name.endswith(ending)]
+        if set(members) <= set(left):
+            left = [name for name in left if name not in members]
+            words.append(kind)
+    return ", ".join([*(f"`{name}`" for name in left), *words])
+
+
 def options_table() -> str:
     """One row for each option."""
     rows = [
@@ -76,27 +88,22 @@ def options_table() -> str:
             else f", `{dict(default) if isinstance(default, Mapping) else default!r}`"
         )
         full = f"{entry.group}.{name}" if entry.group else name
-        lacks = [
-            f"`{engine}`"
-            for engine, honours in ENGINES.items()
-            if name not in honours
+        lacking = [
+            engine for engine, honours in ENGINES.items() if name not in honours
         ]
         rows.append(
             f"| `{full}`<br>{shown_type(get_type_hints(kind)[name])}{shown} | {entry.help} |"
-            f" {', '.join(lacks)} |"
+            f" {engines_in_words(lacking)} |"
         )
     return "\n".join(rows)
 
 
 def engines_tables() -> str:
     """What the engines can do, and their settings."""
-    rows = [
-        "| feature | " + " | ".join(ENGINES) + " |",
-        "| --- |" + " --- |" * len(ENGINES),
-    ]
+    rows = ["| feature | not on |", "| --- | --- |"]
     for name, words in FEATURES.items():
-        marks = ("✓" if name in one else "" for one in ENGINES.values())
-        rows.append(f"| `{name}`: {words} | {' | '.join(marks)} |")
+        lacking = [engine for engine, one in ENGINES.items() if name not in one]
+        rows.append(f"| `{name}`: {words} | {engines_in_words(lacking)} |")
     rows += ["", "| setting | of | meaning |", "| --- | --- | --- |"]
     groups: dict[frozenset[str], str] = {}
     for takers, short in (
@@ -154,7 +161,7 @@ def versions_table() -> str:
 
 
 def forms_table() -> str:
-    """One row for each form of other programs, and one for each kind of key that is refused."""
+    """One row for each form of other programs."""
     rows = [
         "| form | holds the words | read beside them | reference answers, carried along |",
         "| --- | --- | --- | --- |",
@@ -165,24 +172,16 @@ def forms_table() -> str:
             for keys in (form.words, form.beside, form.answers)
         )
         rows.append(f"| {form.name} | {' | '.join(cells)} |")
-    rows += ["", "| refused | what to do |", "| --- | --- |"]
-    for hint in dict.fromkeys(REFUSED.values()):
-        names = ", ".join(
-            f"`{key}`" for key, other in REFUSED.items() if other == hint
-        )
-        words = re.sub(r"did you mean (.*?)'(\w+)'\?", r"\1`\2`.", hint)
-        rows.append(
-            f"| {names} | {words.removeprefix('; ').removesuffix('.')} |"
-        )
     return "\n".join(rows)
 
 
 def laws_table() -> str:
-    """One row for each file of laws: its docstring."""
+    """One row for each file of laws: the first of them, of its docstring."""
     rows = ["| file | what holds for every input |", "| --- | --- |"]
     for path in sorted((PAGES.parent / "property_tests").glob("test_*.py")):
         words = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8")))
-        rows.append(f"| `{path.name}` | {' '.join((words or '').split())} |")
+        law = re.split(r"; |\.(?:\s|$)", words or "", maxsplit=1)[0]
+        rows.append(f"| `{path.name}` | {' '.join(law.split())} |")
     return "\n".join(rows)
 
 
@@ -243,14 +242,15 @@ def names_table(page: str) -> str:
     """
     rows = ["| more names, in full on the site | |", "| --- | --- |"]
     for written, _, path, heading in SHOWN.findall(page):
-        if written or not shown_name(heading or path).startswith("pg."):
+        name = shown_name(heading or path)
+        if written or not name.startswith("pg.") or name.count(".") > 2:
             continue
-        words = inspect.getdoc(found(path)) or ""
-        first = re.split(r"(?<=\.)\s|\n\n", words, maxsplit=1)[0]
-        shown = f"`{shown_name(heading or path)}`"
-        rows.append(
-            f"| {shown} | {' '.join(first.split()).replace('|', chr(92) + '|')} |"
-        )
+        value = found(path)
+        words = entries.first_sentence(inspect.getdoc(value) or "")
+        if isinstance(value, type) and issubclass(value, GenerationError):
+            anchor = value.__name__.lower()
+            words = f"See [errors](../errors.md#{anchor})."
+        rows.append(f"| `{name}` | {entries.cell(words)} |")
     return "\n".join(rows)
 
 

@@ -3,7 +3,8 @@ of the model's plain forward of that row alone, without a cache.
 
     cd tests && python -m support.families results.json            # every family
     cd tests && python -m support.families results.json llama blt  # these, anew
-    cd tests && python -m support.families --table results.json    # docs/huggingface.md, "Families"
+    # docs/contributing/families.json
+    cd tests && python -m support.families --grouped results.json
 
 The models are those of `support.small_families`. Rows go beyond their windows. Some end while
 others run, and waiting ones take their places.
@@ -27,7 +28,7 @@ from typing import Any
 
 from support.small_families import SPECIAL, VOCABULARY, family_names, model_of, tokenizer_of
 
-__all__ = ["NEW", "Outcome", "compared", "outcome_of", "table"]
+__all__ = ["NEW", "Outcome", "compared", "grouped", "outcome_of"]
 
 NEW = (12, 5, 12, 4, 9, 12)
 """How many tokens each row gets."""
@@ -324,24 +325,19 @@ _FEW_WORDS = (
     ("attribute 'generate'", "it has no `generate`"),
     ("get_seq_length", "it drafts for another model"),
 )
-"""What stands in a refusal, and how the table says it."""
+"""What stands in a refusal, in few words."""
 
 
-def table(results: Mapping[str, Mapping[str, str]]) -> str:
-    """The outcomes of `main` as markdown: families by how their rows are read, then the others.
+def grouped(results: Mapping[str, Mapping[str, str]]) -> dict[str, list[str]]:
+    """The families of the outcomes of `main`, by how their rows are read; the refused ones last.
 
-    >>> print(
-    ...     table(
-    ...         {
-    ...             "llama": {"result": "equal", "why": "", "way": ""},
-    ...             "bert": {"result": "refused", "why": "Bert is no causal model", "way": ""},
-    ...         }
-    ...     )
+    >>> grouped(
+    ...     {
+    ...         "bert": {"result": "refused", "why": "Bert is no causal model", "way": ""},
+    ...         "llama": {"result": "equal", "why": "", "way": ""},
+    ...     }
     ... )
-    | rows | families |
-    | --- | --- |
-    | are read together | llama |
-    | refused: each token sees those behind it | bert |
+    {'are read together': ['llama'], 'refused: each token sees those behind it': ['bert']}
     """
     groups: dict[str, list[str]] = {}
     for family, outcome in results.items():
@@ -349,12 +345,11 @@ def table(results: Mapping[str, Mapping[str, str]]) -> str:
         if words:
             groups.setdefault(words, []).append(family.replace("+decoder", " as a decoder"))
     order = sorted(groups, key=lambda words: (words.startswith("refused"), "are read" not in words))
-    lines = [f"| {words} | {', '.join(sorted(groups[words]))} |" for words in order]
-    return "\n".join(["| rows | families |", "| --- | --- |", *lines])
+    return {words: sorted(groups[words]) for words in order}
 
 
 def _words(family: str, result: str, why: str, way: str) -> str:
-    """What the table says of a family; nothing where it was not tried."""
+    """What is said of a family; nothing where it was not tried."""
     if family in _BY_CHANCE:
         return "are other ones at each run: the model hashes at random"
     if result == "as generate":
@@ -371,8 +366,8 @@ def main(arguments: Sequence[str]) -> None:
     import transformers
 
     import_module("pipegen.backends.hf.computing")  # once, before there are children
-    if arguments[0] == "--table":
-        print(table(json.loads(Path(arguments[1]).read_text())))
+    if arguments[0] == "--grouped":
+        print(json.dumps(grouped(json.loads(Path(arguments[1]).read_text())), indent=1))
         return
     hf: Any = transformers  # its own annotations are partial
     hf.logging.set_verbosity_error()
