@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import ast
 import functools
 import importlib
 import inspect
@@ -175,12 +176,22 @@ def forms_table() -> str:
     return "\n".join(rows)
 
 
+def laws_table() -> str:
+    """One row for each file of laws: its docstring."""
+    rows = ["| file | what holds for every input |", "| --- | --- |"]
+    for path in sorted((PAGES.parent / "property_tests").glob("test_*.py")):
+        words = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8")))
+        rows.append(f"| `{path.name}` | {' '.join((words or '').split())} |")
+    return "\n".join(rows)
+
+
 TABLES: Mapping[str, Callable[[], str]] = {
     "start.md": versions_table,
     "options.md": options_table,
     "engines.md": capabilities_table,
     "config.md": keys_table,
     "data.md": forms_table,
+    "contributing/laws.md": laws_table,
 }
 
 
@@ -226,17 +237,16 @@ def found(path: str) -> Any:
 
 
 def names_table(page: str) -> str:
-    """One row for each name that a page of the reference shows: the first sentence of its
+    """One row for each public name that the site alone shows in full: the first sentence of its
     docstring.
     """
-    rows = ["| name | |", "| --- | --- |"]
-    for written, name, path, heading in SHOWN.findall(page):
-        words = inspect.getdoc(found(written or path)) or ""
+    rows = ["| more names, in full on the site | |", "| --- | --- |"]
+    for written, _, path, heading in SHOWN.findall(page):
+        if written or not shown_name(heading or path).startswith("pg."):
+            continue
+        words = inspect.getdoc(found(path)) or ""
         first = re.split(r"(?<=\.)\s|\n\n", words, maxsplit=1)[0]
-        shown = f"`{shown_name(name or heading or written or path)}`"
-        if written:
-            anchor = (name or written.removeprefix("pipegen.")).lower()
-            shown = f"[{shown}](#{anchor.replace('.', '')})"
+        shown = f"`{shown_name(heading or path)}`"
         rows.append(
             f"| {shown} | {' '.join(first.split()).replace('|', chr(92) + '|')} |"
         )
