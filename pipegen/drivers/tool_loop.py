@@ -79,9 +79,15 @@ class ToolCalls:
         self._closed = False
         self._lock = threading.Lock()
 
-    def wait(self, value: Awaitable[Any], seconds: float) -> Any:
+    def again(self) -> ToolCalls:
+        """The same, where these are closed."""
+        return ToolCalls(self._own, self._loop)
+
+    def wait(
+        self, value: Awaitable[Any], seconds: float, loop: AbstractEventLoop | None = None
+    ) -> Any:
         """What is awaited gives, or what it raised, in the thread of the caller. `TimeoutError`
-        after so many seconds: then it is cancelled.
+        after so many seconds: then it is cancelled. `loop` is its own, where it has one.
         """
         import asyncio
 
@@ -89,7 +95,7 @@ class ToolCalls:
             if self._closed:
                 raise asyncio.CancelledError
             future = asyncio.run_coroutine_threadsafe(
-                _outcome(value), self._loop or self._own.get()
+                _outcome(value), loop or self._loop or self._own.get()
             )
             self._running.add(future)
         try:
