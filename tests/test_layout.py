@@ -46,7 +46,7 @@ BUDGETS = {
     "records": 37_850,
     "report": 33_550,
     "jobs": 32_600,
-    "drivers": 29_150,
+    "drivers": 29_200,
     "testing": 25_150,
     "stages": 24_300,
     "io": 20_150,

@@ -27,7 +27,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import takewhile
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar, cast
 from weakref import WeakKeyDictionary
 
 from returns.result import Failure, Result, Success
@@ -105,9 +105,9 @@ def tools(
 
     An unknown tool and wrong arguments are answered in words. What a tool gives is a text, or
     becomes JSON. Images become content parts. What nothing can write fails the row with
-    `StageFailed`. A tool that ends its thread, as `sys.exit()` does, fails its row. So does one that
-    returns `pg.Failure(error)`, with that error, and what `make` raises. Raises `TypeError` for
-    what is no tool or no such limit.
+    `StageFailed`. A tool that ends its thread, as `sys.exit()` does, fails its row. So does what
+    `make` raises. A tool or a `make` that returns `pg.Failure(error)` fails its row with that
+    error. Raises `TypeError` for what is no tool or no such limit.
 
     >>> def weather(city: str) -> str:
     ...     "The weather of a city."
@@ -307,8 +307,8 @@ class Tools:
             given = function(**keywords)
             if inspect.isawaitable(given):
                 given = awaited.wait(given, self.timeout, getattr(function, "loop", None))
-            if isinstance(given, Failure) and isinstance(given.failure(), GenerationError):
-                return given
+            if _is_failure(given):
+                return cast("Slot[Content]", given)
             content = content_of(given)
             if not is_error(given):
                 return content
@@ -370,15 +370,17 @@ def _opened(
     """A request with the tools that are made for its conversation, which close with the scope."""
     make, where = maker.make, next(iter(maker.codes))
 
-    def made() -> Tools:
+    def made() -> Slot[Tools]:
         given: Any = None if make is None else make(request)
         if inspect.isawaitable(given):
             given = awaited.wait(given, maker.timeout)
+        if _is_failure(given):
+            return cast("Slot[Tools]", given)
         close = getattr(given, "close", None)
         if callable(close):
             scope.hold(lambda: _closed(maker, close, awaited))
         by_name, schemas = _by_name(methods_of(given))
-        return dataclasses.replace(maker, functions=by_name, schemas=schemas, make=None)
+        return Success(dataclasses.replace(maker, functions=by_name, schemas=schemas, make=None))
 
     outcome = _within(made, maker.timeout, traced=True) or _ENDED
     if not is_ok(outcome):
@@ -386,8 +388,14 @@ def _opened(
             f"the tools of this conversation were not made: {where}: {outcome.failure().message}"
         )
         return Failure(StageFailed(words, stage=where, incident=outcome.failure().incident))
-    scope.value = outcome.unwrap()
-    return Success(dataclasses.replace(request, tools=scope.value.schemas))
+    own: Slot[Tools] = outcome.unwrap()
+    scope.value = own.value_or(None)
+    return own.map(lambda known: dataclasses.replace(request, tools=known.schemas))
+
+
+def _is_failure(given: Any) -> bool:
+    """Whether code of the user's fails its row itself."""
+    return isinstance(given, Failure) and isinstance(given.failure(), GenerationError)
 
 
 def _closed(maker: Tools, close: Callable[[], Any], awaited: ToolCalls) -> None:

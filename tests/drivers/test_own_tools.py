@@ -203,6 +203,12 @@ def test_what_makes_no_tools_fails_the_row(make: Any, words: str) -> None:
     assert type(error) is pg.StageFailed and words in error.message
 
 
+def test_make_may_fail_its_row_itself() -> None:
+    gone = pg.InvalidRequest("there is no such account")
+    (slot,) = pg.run(agent(lambda request: pg.Failure(gone)), [asked()])
+    assert slot.failure() is gone
+
+
 def test_a_list_of_tools_may_be_made_too() -> None:
     def make(request: pg.GenerationRequest) -> Any:
         def add(amount: int) -> str:
