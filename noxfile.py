@@ -289,7 +289,7 @@ def tests(session: nox.Session) -> None:
     """Run the tests and the doctests against the installed wheel, but for the slow ones; every
     branch of the core is covered.
     """
-    install(session, groups=("tests", "contrib", "tables", "web"))
+    install(session, groups=("tests", "contrib", "mcp", "tables", "web"))
     if session.posargs:
         run(session, "pytest", *session.posargs)
         return
@@ -330,6 +330,7 @@ INSTALLED = {
     "video": "import av, pipegen.media.video",
     "testing": "import pipegen.testing.strategies, pipegen.testing.conformance",
     "renderers": "import pipegen.contrib.renderers",
+    "mcp": "import mcp, pipegen as pg; pg.mcp",
     "ray": "import ray, pipegen as pg; pg.ray.Generate",
     "hf": ASK.replace("OPTIONS", "'max_new_tokens': 4"),
     "peft": "import peft;" + ASK.replace("OPTIONS", "'max_new_tokens': 4"),

@@ -296,6 +296,11 @@ class Tools:
         if wrong:
             return Success(self._cut(f"error: wrong arguments: {wrong}"))
         function = self.functions[name]
+        loop = getattr(function, "loop", None)
+        trouble = "" if loop is None else awaited.trouble(loop)
+        if trouble:
+            words = f"the tool {name!r} cannot be called: {trouble}"
+            return Failure(StageFailed(words, stage=name))
 
         def work() -> Slot[Content]:
             has_schema = _parameters_of(function) is not None
@@ -306,7 +311,7 @@ class Tools:
             )
             given = function(**keywords)
             if inspect.isawaitable(given):
-                given = awaited.wait(given, self.timeout, getattr(function, "loop", None))
+                given = awaited.wait(given, self.timeout, loop)
             if _is_failure(given):
                 return cast("Slot[Content]", given)
             content = content_of(given)

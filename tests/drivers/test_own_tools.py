@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import os
 import subprocess
@@ -16,38 +15,13 @@ from typing import Any
 
 import pytest
 from support.rowwise import Fuse, Rowwise
+from support.tool_talks import asked, calls, replies
 
 import pipegen as pg
 from pipegen.drivers.tool_loop import OwnLoop, ToolCalls
 from pipegen.testing.fake import FakeEngine
 
 ROWS = 6
-
-
-def calls(*them: tuple[str, dict[str, Any]]) -> str:
-    return (
-        json.dumps(
-            [
-                {"id": f"call{number:05d}", "type": "function", "function": function}
-                for number, function in enumerate(
-                    {"name": name, "arguments": arguments} for name, arguments in them
-                )
-            ]
-        )
-        + "<|im_end|>"
-    )
-
-
-def replies(row: Any) -> list[str]:
-    return [one.content for one in row.request.messages if one.role == "tool"]
-
-
-def asked(number: int = 0, **more: Any) -> dict[str, Any]:
-    return {
-        "id": f"row {number}",
-        "messages": [{"role": "user", "content": f"Count, {number}"}],
-        **more,
-    }
 
 
 def script(row: Any) -> str:
@@ -622,6 +596,34 @@ def test_a_tool_may_fail_its_row_itself() -> None:
         assert type(error) is kind and words in error.message
 
 
+def test_a_tool_with_a_loop_of_its_own_is_awaited_there_or_refused_in_words() -> None:
+    used: list[Any] = []
+
+    class Looped:
+        name, description, parameters = "first", "", {"type": "object"}
+
+        def __init__(self) -> None:
+            self.loop = asyncio.get_running_loop()
+
+        async def __call__(self) -> str:
+            used.append(asyncio.get_running_loop())
+            return "here"
+
+    def once(row: Any) -> str:
+        return f"{replies(row)[0]}<|im_end|>" if replies(row) else calls(("first", {}))
+
+    async def main() -> Any:
+        pipe = pg.turns(pg.route(FakeEngine(once)), pg.tools([Looped()]))
+        (slot,) = await asyncio.to_thread(pg.run, pipe, [asked()])
+        assert slot.unwrap().text == "here" and used == [asyncio.get_running_loop()]
+        (slot,) = pg.run(pipe, [asked()])
+        assert "await pg.arun(...)" in slot.failure().message
+        return pipe
+
+    (slot,) = pg.run(asyncio.run(main()), [asked()])
+    assert "its event loop has ended" in slot.failure().message and len(used) == 1
+
+
 KILLED = """
 import os, sys
 from pathlib import Path
@@ -629,7 +631,8 @@ import pipegen as pg
 from pipegen.drivers.tool_loop import OwnLoop, ToolCalls
 from pipegen.testing.fake import FakeEngine
 sys.path.insert(0, sys.argv[2])
-from test_own_tools import asked, script
+from support.tool_talks import asked
+from test_own_tools import script
 
 folder, die = Path(sys.argv[1]), int(sys.argv[3])
 calls = 0
