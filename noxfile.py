@@ -50,9 +50,11 @@ CORE = (
     "core/steps",
     "drivers/batch",
     "drivers/naming",
+    "drivers/own_tools",
     "drivers/repeat",
     "drivers/route",
     "drivers/samples",
+    "drivers/scopes",
     "drivers/scoring",
     "drivers/streaming",
     "drivers/tool_schema",
@@ -288,7 +290,7 @@ def tests(session: nox.Session) -> None:
     """Run the tests and the doctests against the installed wheel, but for the slow ones; every
     branch of the core is covered.
     """
-    install(session, groups=("tests", "contrib", "tables", "web"))
+    install(session, groups=("tests", "contrib", "mcp", "tables", "web"))
     if session.posargs:
         run(session, "pytest", *session.posargs)
         return
@@ -329,6 +331,7 @@ INSTALLED = {
     "video": "import av, pipegen.media.video",
     "testing": "import pipegen.testing.strategies, pipegen.testing.conformance",
     "renderers": "import pipegen.contrib.renderers",
+    "mcp": "import mcp, pipegen as pg; pg.mcp",
     "ray": "import ray, pipegen as pg; pg.ray.Generate",
     "hf": ASK.replace("OPTIONS", "'max_new_tokens': 4"),
     "peft": "import peft;" + ASK.replace("OPTIONS", "'max_new_tokens': 4"),

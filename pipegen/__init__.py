@@ -13,6 +13,7 @@ if typing.TYPE_CHECKING:
 
     from pipegen import backends, plugins, stages
     from pipegen.backends import GenerationEngine
+    from pipegen.contrib.mcp_tools import mcp
     from pipegen.core.errors import (
         BackendFailed,
         BadImage,
@@ -180,6 +181,7 @@ __all__ = [
     "is_ok",
     "job",
     "job_keyed",
+    "mcp",
     "perplexity",
     "plugins",
     "pure",
@@ -212,6 +214,7 @@ _HOMES = {
         "pipegen.drivers.batch": "arun run",
         "pipegen.records.parse_request": "request_from",
         "pipegen.backends": "GenerationEngine",
+        "pipegen.contrib.mcp_tools": "mcp",
         "pipegen.core.errors": (
             "BackendFailed BadImage BadVideo CallFailed ContractError GenerationError InternalError"
             " InvalidRequest MalformedResponse PluginFailed PromptTooLong RateLimited Refused StageFailed"

@@ -73,8 +73,9 @@ def test_the_python_blocks_of_a_page_run_and_print_what_it_shows(
     sybil = pytest.importorskip("sybil")
     from sybil.parsers.markdown import PythonCodeBlockParser
 
-    if "import FastAPI" in page.read_text(encoding="utf-8"):
-        pytest.importorskip("fastapi")
+    for words, package in (("import FastAPI", "fastapi"), ("from mcp import", "mcp")):
+        if words in page.read_text(encoding="utf-8"):
+            pytest.importorskip(package)
     parser = PythonCodeBlockParser(doctest_optionflags=doctest.NORMALIZE_WHITESPACE)
     for example in sybil.Sybil(parsers=[parser]).parse(page).examples():
         example.evaluate()

@@ -62,6 +62,8 @@ class EngineRequest(NamedTuple):
     """Whether the text of the answer may be the text of the result."""
     same: Hashable = None
     """Rows of one engine that want the same, which is not None, are asked once."""
+    scoped: bool = False
+    """Whether the backend keeps something for the row until it leaves its loop."""
 
 
 @dataclass(frozen=True)

@@ -172,7 +172,8 @@ class Drive(Generic[K]):
         finally:
             if working is not None:
                 await asyncio.wait([working])
-            if self._sessions.opened:  # what ends may take a while
+            # what ends may take a while
+            if self._sessions.opened or self._sessions.scopes:
                 await asyncio.to_thread(self.close)
             self.close()
 
@@ -252,6 +253,7 @@ class Drive(Generic[K]):
         self.wake()
         for opened in [*self._sessions.opened.values()]:
             self._sessions.leave(opened)
+        self._sessions.scopes.close()
         self._input.close()
         self._requests.clear()
         self._incomplete.clear()
@@ -308,7 +310,11 @@ class Drive(Generic[K]):
             for number in {row.key for row in rows}:
                 rows = [*rows, *self._incomplete.pop(number, ())]
         if rows:
-            self._settle(*self._advanced(rows))
+            advanced, bugs = self._advanced(rows)
+            if self._sessions.scopes:
+                inside = (*advanced.waiting, *(row for row, _ in advanced.calls))
+                self._sessions.scopes.leave(rows, inside)
+            self._settle(advanced, bugs)
 
     def _advanced(self, rows: Sequence[Row]) -> Prepared:
         """Rows at their calls and ends, and the bugs of stages; those of a batch raise."""
@@ -333,8 +339,8 @@ class Drive(Generic[K]):
             if row.key in self._requests:
                 key = self._requests[row.key].key
                 answer = None if self._kept is None else self._kept.of(key, row, wanted)
-                if answer is None:
-                    self._sessions.want(row, wanted)
+                if answer is None or wanted.scoped:
+                    self._sessions.want(row, wanted, answer)
                 else:
                     answered.append(row.answered(answer))
         if answered:
@@ -360,6 +366,7 @@ class Drive(Generic[K]):
     def _end(self, request: Request[K], outcome: Slot[Any] | Exception) -> None:
         """A request has its slot, or a bug."""
         del self._requests[request.number]
+        self._sessions.scopes.end(request.number)
         self._incomplete.pop(request.number, None)
         self._output_order.end(request, outcome)
         if not isinstance(outcome, Exception):
@@ -407,11 +414,12 @@ class Drive(Generic[K]):
             if self._watcher is not None:
                 self._watcher.sees(event)
             if isinstance(event, RowDone):
+                keeps = self._kept is not None and not opened.is_known(event.row)
                 asked, rows = self._sessions.end(opened, event.row)
                 for row in rows:
                     if row.key in self._requests:
                         opened.answered.append(row.answered(event.slot))
-                        kept += () if self._kept is None else [(row, asked, event.slot)]
+                        kept += [(row, asked, event.slot)] if keeps else ()
         if not self._is_batch:
             self._go_on(opened)
         for row, asked, slot in kept:
@@ -433,6 +441,8 @@ class Drive(Generic[K]):
         keys = sorted(row.key for row in opened.all_rows)
         numbers = dict.fromkeys(key for key in keys if key in self._requests)
         requests = [self._requests[number] for number in numbers]
+        for number in numbers:
+            self._sessions.scopes.end(number)
         inputs = [request.given for request in requests]
         slots = isolated(lambda batch: drive(self._pipe, batch), inputs, bug)
         for request, slot in zip(requests, slots, strict=True):

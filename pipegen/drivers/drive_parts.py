@@ -24,6 +24,7 @@ from pipegen.core.parallel import WORKERS
 from pipegen.core.slots import Slot, is_ok
 from pipegen.core.steps import EngineRequest
 from pipegen.drivers.arguments import admitted
+from pipegen.drivers.scopes import Scoped, Scopes
 from pipegen.engines.protocol import Event
 from pipegen.engines.session import open_session
 from pipegen.records.options import GenerationOptions
@@ -267,6 +268,8 @@ class OpenSession:
     """What the engine gets for each of them."""
     others: dict[int, list[Row]] = field(default_factory=dict)
     """Other rows, which want the same as the one of that number."""
+    scoped: dict[int, Scoped] = field(default_factory=dict)
+    """The same, where the backend keeps something for the row."""
     _same: dict[Hashable, int] = field(default_factory=dict)
     """By `EngineRequest.same`, the row that others may be asked with."""
     _names: dict[int, Hashable] = field(default_factory=dict)
@@ -289,11 +292,16 @@ class OpenSession:
         new, self.new = self.new, []
         if sort:
             new = in_order(new, self.rows.__getitem__)
-        self.session.add({number: self.inputs[number] for number in new})
+        self.session.add({number: self.scoped.get(number, self.inputs[number]) for number in new})
+
+    def is_known(self, number: int) -> bool:
+        """Whether the answer was known before."""
+        return number in self.scoped and self.scoped[number].known is not None
 
     def end(self, number: int) -> tuple[Any, list[Row]]:
         """What the engine got under this number, and the rows that have the answer."""
         self._same.pop(self._names.pop(number, None), None)
+        self.scoped.pop(number, None)
         return self.inputs.pop(number), [self.rows.pop(number), *self.others.pop(number, ())]
 
     @property
@@ -324,6 +332,7 @@ class Sessions:
         self.opened: dict[Any, OpenSession] = {}
         """By the engine; of a batch by the place. Of one place, scores of prompts come first."""
         self._count = 0
+        self.scopes = Scopes()
         self.image_bytes = 0
         """What the images of the rows take; of a whole batch, nothing is counted."""
         self.in_flight = in_flight or IN_FLIGHT
@@ -336,8 +345,10 @@ class Sessions:
         """How many rows the engines work on at a time."""
         return max((opened.session.side_by_side for opened in self.opened.values()), default=0)
 
-    def want(self, row: Row, wanted: EngineRequest) -> None:
-        """Put what a row wants to what its engine is to work on next."""
+    def want(self, row: Row, wanted: EngineRequest, known: Slot[Any] | None = None) -> None:
+        """Put what a row wants to what its engine is to work on next. `known` is the answer, where
+        an engine that keeps something for the row is asked again.
+        """
         self._count += 1
         engine: Any = wanted.backend
         name = (row.place, wanted.shown, id(engine)) if self._is_batch else id(engine)
@@ -351,6 +362,8 @@ class Sessions:
         if self._in_flight is not None:
             self._in_flight[name] = getattr(engine, "in_flight", IN_FLIGHT)
             self.in_flight, self.are_known = max(self._in_flight.values()), True
+        if wanted.scoped:
+            opened.scoped[self._count] = Scoped(self.scopes.of(row), wanted.input, known)
         if opened.want(self._count, row, wanted) and not self._is_batch:
             self.image_bytes += image_bytes(wanted.input)
 

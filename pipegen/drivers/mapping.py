@@ -6,6 +6,8 @@ so that nothing has to be zipped together again.
 
 from __future__ import annotations
 
+import contextlib
+import threading
 from collections import deque
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Iterator
 from contextvars import copy_context
@@ -174,7 +176,7 @@ async def aimap(
         async for request in _asynchronous(requests):
             yield None, request
 
-    async for _, slot in aimap_keyed(
+    slots: Any = aimap_keyed(
         route,
         keyed(),
         options,
@@ -183,8 +185,10 @@ async def aimap(
         image_policy=image_policy,
         policy=policy,
         isolate_bugs=isolate_bugs,
-    ):
-        yield slot
+    )
+    async with contextlib.aclosing(slots):
+        async for _, slot in slots:
+            yield slot
 
 
 @with_option_words
@@ -249,14 +253,20 @@ async def aimap_keyed(
             while not slots and not flow.closed and not flow.exhausted:
                 slots.extend(flow.round())
 
-        outcome = attempt(go_on)
+        with one_at_a_time:
+            outcome = attempt(go_on)
         return slots, None if is_ok(outcome) else outcome.failure()
 
+    def end() -> None:
+        """A thread cannot be cancelled: it ends after the running step."""
+        with one_at_a_time:
+            flow.close()
+
+    one_at_a_time = threading.Lock()
     context = copy_context()
     context.run(CALLERS_LOOP.set, loop)
     fetching = asyncio.create_task(fetch())
     fetching.add_done_callback(fetched)
-    working: asyncio.Future[Any] | None = None
     try:
         while True:
             working = loop.run_in_executor(None, context.run, work)
@@ -272,10 +282,7 @@ async def aimap_keyed(
         fetching.cancel()
         flow.closed = True
         flow.wake()
-        if working is not None:
-            # a thread cannot be cancelled: it ends after the running step
-            await asyncio.wait([working])
-        await asyncio.to_thread(flow.close)
+        await asyncio.shield(loop.run_in_executor(None, end))  # it ends, also if this is cancelled
 
 
 async def _asynchronous(items: Iterable[T] | AsyncIterable[T]) -> AsyncIterator[T]:

@@ -72,16 +72,35 @@ class ToolCalls:
 
     def __init__(self, own: OwnLoop, loop: AbstractEventLoop | None = None) -> None:
         callers = CALLERS_LOOP.get()
+        running = _running_loop()
+        self._held_up = running if loop is None else None
         # a caller that holds up its loop could not be served there
-        self._loop = callers if loop is None and callers is not None and not _in_loop() else loop
+        self._loop = callers if loop is None and running is None else loop
         self._own = own
         self._running: set[Future[Any]] = set()
         self._closed = False
         self._lock = threading.Lock()
 
-    def wait(self, value: Awaitable[Any], seconds: float) -> Any:
+    def again(self) -> ToolCalls:
+        """The same, where these are closed."""
+        return ToolCalls(self._own, self._loop)
+
+    def trouble(self, loop: AbstractEventLoop) -> str:
+        """Why nothing can be awaited in this loop, which a tool has of its own; empty where it
+        can.
+        """
+        if loop is self._held_up:
+            return (
+                "its event loop waits for this very call: await pg.arun(...), or put the call into"
+                " a thread, as asyncio.to_thread(pg.run, ...) does"
+            )
+        return "" if loop.is_running() else "its event loop has ended"
+
+    def wait(
+        self, value: Awaitable[Any], seconds: float, loop: AbstractEventLoop | None = None
+    ) -> Any:
         """What is awaited gives, or what it raised, in the thread of the caller. `TimeoutError`
-        after so many seconds: then it is cancelled.
+        after so many seconds: then it is cancelled. `loop` is its own, where it has one.
         """
         import asyncio
 
@@ -89,7 +108,7 @@ class ToolCalls:
             if self._closed:
                 raise asyncio.CancelledError
             future = asyncio.run_coroutine_threadsafe(
-                _outcome(value), self._loop or self._own.get()
+                _outcome(value), loop or self._loop or self._own.get()
             )
             self._running.add(future)
         try:
@@ -111,15 +130,14 @@ class ToolCalls:
                 future.cancel()
 
 
-def _in_loop() -> bool:
-    """Whether this thread is running an event loop."""
+def _running_loop() -> AbstractEventLoop | None:
+    """The event loop that this thread is running."""
     import asyncio
 
     try:
-        asyncio.get_running_loop()
+        return asyncio.get_running_loop()
     except RuntimeError:
-        return False
-    return True
+        return None
 
 
 async def _outcome(value: Awaitable[Any]) -> tuple[Any, BaseException | None]:

@@ -154,6 +154,10 @@ def _part(value: Any, path: str) -> dict[str, Any]:
         if kind == "image":
             return _image_part(base64.b64decode(value.data, validate=True))
         inner = _either(value, "resource") or value
+        if str(_either(inner, "mime_type", "mimeType")).startswith("image/") and hasattr(
+            inner, "blob"
+        ):
+            return _image_part(base64.b64decode(inner.blob, validate=True))
         words = _either(inner, "text") or _either(inner, "uri")
         if words is None:
             raise _UnwritableError(f"at {path}: a block of type {kind}")

@@ -17,6 +17,7 @@ does not end can be left. These threads end no program late: they are daemons.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import inspect
 import json
 import threading
@@ -24,20 +25,25 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, TypeVar
+from functools import partial
+from itertools import takewhile
+from typing import Any, Literal, TypeVar, cast
 from weakref import WeakKeyDictionary
 
-from returns.result import Failure, Success
+from returns.result import Failure, Result, Success
 
-from pipegen.core.errors import InternalError, StageFailed
-from pipegen.core.foreign_calls import Raised, attempt, guard, guard_result
+from pipegen.core.errors import GenerationError, InternalError, StageFailed
+from pipegen.core.foreign_calls import Raised, attempt, guard, guard_result, report
 from pipegen.core.slots import Slot, is_ok
+from pipegen.drivers.own_tools import methods_of, says
+from pipegen.drivers.scopes import Scope, Scoped
 from pipegen.drivers.tool_loop import OwnLoop, ToolCalls
 from pipegen.drivers.tool_results import Content, content_of, is_error, text_of
 from pipegen.drivers.tool_schema import arguments_of, schema_of, with_whole_numbers
 from pipegen.engines.protocol import RowDone
 from pipegen.engines.session import answers
 from pipegen.records.frozen import freeze, plain_number, thaw
+from pipegen.records.requests import GenerationRequest
 from pipegen.records.results import GenerationResult, ToolReplies
 
 __all__ = ["Tools", "tools"]
@@ -45,8 +51,8 @@ __all__ = ["Tools", "tools"]
 _ENDS = (SystemExit, KeyboardInterrupt, GeneratorExit)
 """What ends a thread or a program, and is no error that a model could answer."""
 T = TypeVar("T")
-ROWS = 32
-"""Results whose calls are answered at a time."""
+ROWS, CALLS = 32, 8
+"""Results whose calls are answered at a time, and calls of one result."""
 
 
 _TIMEOUT, _MAX_BYTES = 60.0, 65536
@@ -59,13 +65,16 @@ _DEFAULTS = {
 
 
 def tools(
-    functions: Iterable[Callable[..., Any]],
+    functions: Iterable[Callable[..., Any]] | None = None,
     *,
+    make: Callable[[GenerationRequest], object] | None = None,
     limit: int = 16,
     timeout: float = _TIMEOUT,
     raised: Literal["message", "fail"] = "message",
     max_bytes: int = _MAX_BYTES,
     unread: Literal["end", "tell"] = "end",
+    parallel: bool = False,
+    replays: bool = True,
 ) -> Tools:
     """Tools for `pg.turns`: plain or async functions, or objects with `name`, `description`,
     `parameters` or `inputSchema` (a JSON Schema) and `__call__`.
@@ -75,6 +84,10 @@ def tools(
     side by side, in threads. An async function runs on the event loop of an asynchronous caller,
     else on one that all calls of these tools share.
 
+    make: in place of functions. `make(request)` gives the tools of one conversation: an object
+        whose public methods are tools, or a list of tools. It is called once for a conversation,
+        and for each sample. The object's `close()`, where it has one, is called at the end of the
+        conversation, however that ends. Both may be async.
     limit: answers that a conversation has at most.
     timeout: seconds for one call. One that takes longer is left running, or cancelled if it is
         async.
@@ -84,11 +97,17 @@ def tools(
         so.
     unread: an answer that looks like a call, and is not read as one, ends the conversation
         ("end"). With "tell" the model is told what was wrong, in a user's message.
+    parallel: whether calls of one answer may run at the same time, up to 8. A tool's own attribute
+        `parallel`, or that of its object, comes first. Answers are in the order of the calls.
+    replays: whether calls may be made again. A job that goes on in the middle of a conversation
+        makes the earlier calls again, on a new object of `make`, and keeps their first answers.
+        Where a tool, its object or this says no, the row fails with `StageFailed`.
 
     An unknown tool and wrong arguments are answered in words. What a tool gives is a text, or
     becomes JSON. Images become content parts. What nothing can write fails the row with
-    `StageFailed`. A tool that ends its thread, as `sys.exit()` does, fails its row. Raises
-    `TypeError` for what is no tool or no such limit.
+    `StageFailed`. A tool that ends its thread, as `sys.exit()` does, fails its row. So does what
+    `make` raises. A tool or a `make` that returns `pg.Failure(error)` fails its row with that
+    error. Raises `TypeError` for what is no tool or no such limit.
 
     >>> def weather(city: str) -> str:
     ...     "The weather of a city."
@@ -96,6 +115,40 @@ def tools(
     >>> tools([weather]).schemas[0]["function"]["name"]
     'weather'
     """
+    if (functions is None) == (make is None) or not (make is None or callable(make)):
+        raise TypeError(f"tools takes a list of functions, or make=f, not both: {make!r:.80}")
+    by_name, schemas = ({}, ()) if functions is None else _by_name(functions)
+    limit, max_bytes, timeout = map(plain_number, (limit, max_bytes, timeout))
+    for name, value in (("limit", limit), ("max_bytes", max_bytes)):
+        if type(value) is not int or value < 1:
+            raise TypeError(f"{name} takes a whole number of at least 1, not {value!r:.80}")
+    if isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or not timeout > 0:
+        raise TypeError(f"timeout takes a number of seconds, not {timeout!r:.80}")
+    if raised not in ("message", "fail"):
+        raise TypeError(f'raised takes "message" or "fail", not {raised!r:.80}')
+    if unread not in ("end", "tell"):
+        raise TypeError(f'unread takes "end" or "tell", not {unread!r:.80}')
+    for name, value in (("parallel", parallel), ("replays", replays)):
+        if type(value) is not bool:
+            raise TypeError(f"{name} takes True or False, not {value!r:.80}")
+    return Tools(
+        by_name,
+        schemas,
+        limit,
+        min(timeout, threading.TIMEOUT_MAX),
+        raised == "fail",
+        max_bytes,
+        unread == "tell",
+        parallel,
+        replays,
+        make,
+    )
+
+
+def _by_name(
+    functions: Any,
+) -> tuple[dict[str, Callable[..., Any]], tuple[Mapping[str, Any], ...]]:
+    """Functions by their names, and their schemas. Raises `TypeError` for what is no tool."""
     if isinstance(functions, (str, bytes)) or not isinstance(functions, Iterable):
         raise TypeError(f"tools takes a list of functions, not {functions!r:.80}")
     by_name: dict[str, Callable[..., Any]] = {}
@@ -108,25 +161,7 @@ def tools(
         schemas.append({"type": "function", "function": schema})
     if not by_name:
         raise TypeError("tools takes one function or more")
-    limit, max_bytes, timeout = map(plain_number, (limit, max_bytes, timeout))
-    for name, value in (("limit", limit), ("max_bytes", max_bytes)):
-        if type(value) is not int or value < 1:
-            raise TypeError(f"{name} takes a whole number of at least 1, not {value!r:.80}")
-    if isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or not timeout > 0:
-        raise TypeError(f"timeout takes a number of seconds, not {timeout!r:.80}")
-    if raised not in ("message", "fail"):
-        raise TypeError(f'raised takes "message" or "fail", not {raised!r:.80}')
-    if unread not in ("end", "tell"):
-        raise TypeError(f'unread takes "end" or "tell", not {unread!r:.80}')
-    return Tools(
-        by_name,
-        freeze(schemas),
-        limit,
-        min(timeout, threading.TIMEOUT_MAX),
-        raised == "fail",
-        max_bytes,
-        unread == "tell",
-    )
+    return by_name, freeze(schemas)
 
 
 def _schema(function: Any) -> dict[str, Any]:
@@ -162,12 +197,22 @@ class Tools:
     fails: bool
     max_bytes: int
     tells_unread: bool = False
+    parallel: bool = False
+    replays: bool = True
+    make: Callable[[GenerationRequest], object] | None = None
+    """Gives the tools of one conversation: then there are none before."""
     name = "tools"
     in_flight = 1
 
     @property
     def depends_on(self) -> Mapping[str, Any]:
-        return {"tools": sorted(self.functions), **self.settings}
+        return {"tools": sorted(self.codes), **self.settings}
+
+    @property
+    def codes(self) -> Mapping[str, Callable[..., Any]]:
+        """The functions of the user's, by their names."""
+        name = getattr(self.make, "__qualname__", type(self.make).__name__)
+        return self.functions if self.make is None else {name: self.make}
 
     @property
     def settings(self) -> Mapping[str, Any]:
@@ -192,23 +237,39 @@ class Tools:
         self, result: GenerationResult, left: Callable[[], bool], awaited: ToolCalls | None = None
     ) -> Slot[ToolReplies]:
         """A message for each call of a result, in order, until `left()`."""
-        if awaited is None:
-            awaited = ToolCalls(_own_loop(self))
         messages: list[Mapping[str, Any]] = []
         if not result.tool_calls and result.tool_calls_unread is not None:
             words = f"error: no tool was called: {result.tool_calls_unread}"
             messages.append({"role": "user", "content": words})
-        for call in result.tool_calls:
-            if left():
-                break
-            function = call.get("function")
-            function = function if isinstance(function, Mapping) else {}
-            content = self._content(function.get("name"), function.get("arguments"), awaited)
+        contents = self.contents(result.tool_calls, left, awaited or ToolCalls(_own_loop(self)))
+        for call, content in zip(result.tool_calls, contents, strict=False):
             if not is_ok(content):
                 return Failure(content.failure())
             id_field = {"tool_call_id": call["id"]} if call.get("id") is not None else {}
             messages.append({"role": "tool", **id_field, "content": content.unwrap()})
         return Success(ToolReplies(result=result, messages=freeze(messages)))
+
+    def contents(
+        self, calls: Sequence[Mapping[str, Any]], left: Callable[[], bool], awaited: ToolCalls
+    ) -> list[Slot[Content]]:
+        """What calls are answered, in order, up to the first that fails the row, until `left()`.
+        Those run side by side that may, where they follow one another.
+        """
+        functions = [call.get("function") for call in calls]
+        named = [function if isinstance(function, Mapping) else {} for function in functions]
+        slots: list[Slot[Content]] = []
+        while len(slots) < len(named) and not left() and all(map(is_ok, slots)):
+            rest = named[len(slots) :]
+            count = sum(1 for _ in takewhile(self._is_parallel, rest)) or 1
+            slots += _side_by_side(
+                lambda call: self._content(call.get("name"), call.get("arguments"), awaited),
+                rest[:count],
+                left,
+            )
+        return slots
+
+    def _is_parallel(self, call: Mapping[str, Any]) -> bool:
+        return says(self.functions.get(str(call.get("name"))), "parallel", default=self.parallel)
 
     def answer(self, name: Any, arguments: Any) -> Slot[Content]:
         """What a call is answered. `StageFailed` where its tool raised and that fails the row. The
@@ -235,6 +296,11 @@ class Tools:
         if wrong:
             return Success(self._cut(f"error: wrong arguments: {wrong}"))
         function = self.functions[name]
+        loop = getattr(function, "loop", None)
+        trouble = "" if loop is None else awaited.trouble(loop)
+        if trouble:
+            words = f"the tool {name!r} cannot be called: {trouble}"
+            return Failure(StageFailed(words, stage=name))
 
         def work() -> Slot[Content]:
             has_schema = _parameters_of(function) is not None
@@ -245,7 +311,9 @@ class Tools:
             )
             given = function(**keywords)
             if inspect.isawaitable(given):
-                given = awaited.wait(given, self.timeout)
+                given = awaited.wait(given, self.timeout, loop)
+            if _is_failure(given):
+                return cast("Slot[Content]", given)
             content = content_of(given)
             if not is_error(given):
                 return content
@@ -258,7 +326,10 @@ class Tools:
             content = outcome.unwrap()
             if is_ok(content):
                 return Success(self._shortened(content.unwrap()))
-            words = f"the tool {name!r} failed: {content.failure().message}"
+            refused = content.failure()
+            if type(refused) is not StageFailed:
+                return content
+            words = f"the tool {name!r} failed: {refused.message}"
             return Failure(StageFailed(words, stage=name))
         error = (
             StageFailed("it ended its thread, as sys.exit() does")
@@ -298,6 +369,73 @@ def _own_loop(owner: Tools) -> OwnLoop:
     return loop
 
 
+def _opened(
+    maker: Tools, request: GenerationRequest, scope: Scope, awaited: ToolCalls
+) -> Slot[GenerationRequest]:
+    """A request with the tools that are made for its conversation, which close with the scope."""
+    make, where = maker.make, next(iter(maker.codes))
+
+    def made() -> Slot[Tools]:
+        given: Any = None if make is None else make(request)
+        if inspect.isawaitable(given):
+            given = awaited.wait(given, maker.timeout)
+        if _is_failure(given):
+            return cast("Slot[Tools]", given)
+        close = getattr(given, "close", None)
+        if callable(close):
+            scope.hold(lambda: _closed(maker, close, awaited))
+        by_name, schemas = _by_name(methods_of(given))
+        return Success(dataclasses.replace(maker, functions=by_name, schemas=schemas, make=None))
+
+    outcome = _within(made, maker.timeout, traced=True) or _ENDED
+    if not is_ok(outcome):
+        words = (
+            f"the tools of this conversation were not made: {where}: {outcome.failure().message}"
+        )
+        return Failure(StageFailed(words, stage=where, incident=outcome.failure().incident))
+    own: Slot[Tools] = outcome.unwrap()
+    scope.value = own.value_or(None)
+    return own.map(lambda known: dataclasses.replace(request, tools=known.schemas))
+
+
+def _is_failure(given: Any) -> bool:
+    """Whether code of the user's fails its row itself."""
+    return isinstance(given, Failure) and isinstance(given.failure(), GenerationError)
+
+
+def _closed(maker: Tools, close: Callable[[], Any], awaited: ToolCalls) -> None:
+    """Close the tools of a conversation that is over; the log has what that raises."""
+
+    def work() -> None:
+        given = close()
+        if inspect.isawaitable(given):
+            awaited.again().wait(given, maker.timeout)
+
+    outcome = _within(work, maker.timeout, traced=True) or _ENDED
+    if not is_ok(outcome) and not outcome.failure().incident:
+        report(outcome.failure())
+
+
+def _again(
+    own: Tools, result: GenerationResult, left: Callable[[], bool], awaited: ToolCalls
+) -> GenerationError | None:
+    """Make calls again whose answers are known, on tools that were made after a job was killed."""
+    for call in result.tool_calls:
+        name = call["function"]["name"]
+        if not says(own.functions.get(name), "replays", default=own.replays):
+            words = (
+                f"the process ended within this conversation, and the tool {name!r}, which it had"
+                " called, has replays=False: what it did is not done again"
+            )
+            return StageFailed(words, stage=name, hint=_HINT)
+    slots = own.contents(result.tool_calls, left, awaited)
+    return next((slot.failure() for slot in slots if not is_ok(slot)), None)
+
+
+_HINT = "a job asks the row from its beginning with retry='StageFailed' (--retry StageFailed)"
+_ENDED: Slot[Any] = Failure(StageFailed("it ended its thread, as sys.exit() does"))
+
+
 class _Running:
     """Results whose calls are being answered. One thread uses it; `_run` is in others."""
 
@@ -305,11 +443,12 @@ class _Running:
 
     def __init__(self, tools: Tools, wake: Callable[[], object], awaited: ToolCalls) -> None:
         self._tools, self._wake, self._left, self._awaited = tools, wake, False, awaited
-        self._waiting: deque[tuple[int, GenerationResult]] = deque()
+        self._waiting: deque[tuple[int, Any]] = deque()
         self._ended: deque[RowDone] = deque()
         self._threads = 0
 
-    def add(self, inputs: Mapping[int, GenerationResult]) -> None:
+    def add(self, inputs: Mapping[int, Any]) -> None:
+        """Results; where tools are made for conversations, requests too, each with its scope."""
         self._waiting.extend(inputs.items())
         self._start()
 
@@ -330,15 +469,55 @@ class _Running:
             self._threads += 1
             threading.Thread(target=self._run, args=self._waiting.popleft(), daemon=True).start()
 
-    def _run(self, number: int, result: GenerationResult) -> None:
+    def _run(self, number: int, asked: Any) -> None:
         slot = guard_result(
-            lambda: self._tools.replies(result, lambda: self._left, self._awaited),
+            lambda: self._answer(asked),
             lambda raised: InternalError(
                 f"pipegen has a bug: {raised.words}", incident=raised.incident
             ),
         )
         self._ended.append(RowDone(row=number, slot=slot))
         self._wake()
+
+    def _answer(self, asked: Any) -> Slot[Any]:
+        if not isinstance(asked, Scoped):
+            return self._tools.replies(asked, lambda: self._left, self._awaited)
+        if isinstance(asked.input, GenerationRequest):
+            return _opened(self._tools, asked.input, asked.scope, self._awaited)
+        own: Tools = asked.scope.value
+        if asked.known is None:
+            return own.replies(asked.input, lambda: self._left, self._awaited)
+        failed = _again(own, asked.input, lambda: self._left, self._awaited)
+        return asked.known if failed is None else Failure(failed)
+
+
+def _side_by_side(
+    work: Callable[[T], Slot[Content]], calls: Sequence[T], left: Callable[[], bool]
+) -> list[Slot[Content]]:
+    """What calls are answered at the same time, in their order, until `left()`."""
+    if len(calls) == 1:
+        return [work(calls[0])]
+    waiting = deque(enumerate(calls))
+    outcomes: dict[int, Result[Slot[Content], Exception]] = {}
+
+    def run() -> None:
+        while not left():
+            taken = attempt(waiting.popleft)
+            if not is_ok(taken):
+                return
+            index, call = taken.unwrap()
+            outcomes[index] = attempt(partial(work, call))
+
+    threads = [threading.Thread(target=run, daemon=True) for _ in calls[:CALLS]]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    slots = [outcomes[index] for index in sorted(outcomes)]
+    bugs = [outcome.failure() for outcome in slots if not is_ok(outcome)]
+    if bugs:
+        raise bugs[0]
+    return [outcome.unwrap() for outcome in slots]
 
 
 def _within(work: Callable[[], T], seconds: float, *, traced: bool) -> Slot[T] | None:

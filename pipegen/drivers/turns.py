@@ -127,7 +127,9 @@ def turns(
         return Success(dataclasses.replace(result, rounds_end=end))
 
     opens = _own_turns if step is None else partial(_opening, tool_set)
-    opening = row_stage("open turns", opens, takes=GenerationRequest)
+    opening: Pipe[Any, Any] = row_stage("open turns", opens, takes=GenerationRequest)
+    if tool_set is not None and tool_set.make is not None:
+        opening = opening >> _making(tool_set)
     later = opening >> pipe if step is None else pipe
     tells = ", unread calls are told" if tool_set is not None and tool_set.tells_unread else ""
     step_name = getattr(step, "__qualname__", "") if tool_set is None else _words(tool_set)
@@ -216,12 +218,22 @@ def _opening(tool_set: Tools | None, request: GenerationRequest) -> Slot[Generat
     return Success(dataclasses.replace(request, tools=tool_set.schemas))
 
 
+def _making(tool_set: Tools) -> Pipe[Any, Any]:
+    """The stage that has the tools of a conversation made, and gives its request with them."""
+
+    def ask(request: Any, answers: tuple[Slot[Any], ...]) -> EngineRequest | Slot[Any]:
+        return answers[0] if answers else EngineRequest(tool_set, request, False, scoped=True)
+
+    return pipe_of(Call(name="make tools", backend=tool_set, ask=ask, keeps_text=True))
+
+
 def _calling(tool_set: Tools) -> Pipe[Any, Any]:
     """The stage that has the calls of a result answered, and gives the next request."""
 
     def ask(result: Any, answers: tuple[Slot[Any], ...]) -> EngineRequest | Slot[Any]:
         if not answers:
-            return EngineRequest(tool_set, result, shown=False)
+            scoped = tool_set.make is not None
+            return EngineRequest(tool_set, result, shown=False, scoped=scoped)
         return answers[0].map(lambda replies: next_request(replies.result, _read(replies)))
 
     return pipe_of(Call(name="tools", backend=tool_set, ask=ask, keeps_text=True))
@@ -239,6 +251,7 @@ def _words(tool_set: Tools) -> str:
     """What of the tools changes answers. Settings that are the default are left out: rows of
     earlier versions are reused.
     """
-    words = json.dumps(thaw(tool_set.schemas), sort_keys=True)
+    schemas = json.dumps(thaw(tool_set.schemas), sort_keys=True)
+    words = schemas if tool_set.make is None else next(iter(tool_set.codes))
     settings = tool_set.settings
     return f"{words} {json.dumps(settings, sort_keys=True)}" if settings else words

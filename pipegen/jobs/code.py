@@ -60,7 +60,7 @@ def _of_pipe(route: Pipe[Any, Any]) -> Iterator[tuple[str, list[Any]]]:
         functions, tools = _functions(step), _tools(step)
         yield f"stage {step.name!r}", [] if tools is not None else functions
         if tools is not None:
-            for name, function in tools.functions.items():
+            for name, function in tools.codes.items():
                 yield f"tool {name!r}", [function]
         if isinstance(step, Branch):
             for way in {id(way): way for way in step.ways}.values():

@@ -13,7 +13,7 @@ pytest.importorskip("torch")
 
 HEAVY = {
     *("torch", "transformers", "tokenizers", "numpy", "PIL", "jinja2", "huggingface_hub"),
-    *("safetensors", "asyncio", "aiohttp", "vllm", "pyarrow", "jsonschema", "peft"),
+    *("safetensors", "asyncio", "aiohttp", "vllm", "pyarrow", "jsonschema", "mcp", "peft"),
 }
 SCRIPT = """
 import contextlib, json, sys

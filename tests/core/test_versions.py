@@ -15,7 +15,7 @@ from pipegen.engines.versions import NOT_RUN, bounds, bounds_in, is_newer, minor
 
 HERE = Path(__file__).parents[2]
 ENGINE_PACKAGES = {
-    *("accelerate", "llguidance", "peft", "renderers", "torch", "transformers", "vllm"),
+    *("accelerate", "llguidance", "mcp", "peft", "renderers", "torch", "transformers", "vllm"),
 }
 
 

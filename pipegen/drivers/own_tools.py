@@ -1,0 +1,48 @@
+"""The tools of one conversation: what `pg.tools(make=f)` calls `f` for.
+
+>>> class Account:
+...     def __init__(self):
+...         self.sum = 0
+...
+...     def add(self, amount: int) -> int:
+...         "Add to the account."
+...         self.sum += amount
+...         return self.sum
+...
+...     def close(self): ...
+>>> [method.__name__ for method in methods_of(Account())]
+['add']
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+__all__ = ["methods_of", "says"]
+
+
+def methods_of(given: Any) -> list[Callable[..., Any]]:
+    """The tools that an object of the user's is: itself, where it is a list; else its public methods
+    but `close`, in the order of their definition, those of its base classes first.
+    """
+    if isinstance(given, (list, tuple)):
+        return [*given]
+    names = [
+        name
+        for kind in reversed(type(given).__mro__[:-1])  # without `object`
+        for name, member in vars(kind).items()
+        if not name.startswith("_") and name != "close" and _is_method(member)
+    ]
+    return [getattr(given, name) for name in dict.fromkeys(names)]
+
+
+def _is_method(member: Any) -> bool:
+    return inspect.isfunction(member) or isinstance(member, (staticmethod, classmethod))
+
+
+def says(function: Any, name: str, *, default: bool) -> bool:
+    """What a tool says of itself, or the object whose method it is; else the default."""
+    owner = getattr(function, "__self__", None)
+    return bool(getattr(function, name, getattr(owner, name, default)))
