@@ -47,7 +47,7 @@ class _AsWritten(NamedTuple):
     value: object
 
     def __repr__(self) -> str:
-        shown = repr(self.value)
+        shown = repr(self.value).replace("immutabledict({})", "{}")
         return "..." if "<" in shown or len(shown) > 60 else shown
 
 
@@ -219,7 +219,11 @@ def own_bases(kind: type[Any]) -> list[type[Any]]:
 
 
 def default_of(field: dataclasses.Field[Any]) -> str:
-    """The default in the words of the code, or nothing where a value must be given."""
+    """The default in the words of the code, or nothing where a value must be given, and where it is
+    the `None` of the type.
+    """
+    if field.default is None:
+        return ""
     if field.default is dataclasses.MISSING:
         return "" if field.default_factory is dataclasses.MISSING else ", ..."
     return f", `{cell(repr(_AsWritten(field.default)))}`"

@@ -249,7 +249,7 @@ def names_table(page: str) -> str:
         words = entries.first_sentence(inspect.getdoc(value) or "")
         if isinstance(value, type) and issubclass(value, GenerationError):
             anchor = value.__name__.lower()
-            words = f"See [errors](../errors.md#{anchor})."
+            words = f"[Errors](../errors.md#{anchor})."
         rows.append(f"| `{name}` | {entries.cell(words)} |")
     return "\n".join(rows)
 

@@ -57,12 +57,10 @@ def imap(
     requests: records or plain data; they are taken as there is room.
     options: for every request; a request's own options override them.
     in_flight: how many requests run at a time. By default, as many as keep the engine full.
-    ordered: whether slots come in the order of the requests, or as they end (`imap_keyed` says
-    whose they are).
+    ordered: whether slots come in the order of the requests, or as they end.
     image_policy: which images and videos may be read; by default any file and no URL.
     policy: how much one request may ask for.
-    isolate_bugs: a bug fails its request alone, as in a job: with `StageFailed` in a stage of your
-    own, and with `InternalError` otherwise.
+    isolate_bugs: whether a bug fails its request alone, as in a job.
 
     Slots that end before their turn wait, up to 8 times as many as run. Then no request is taken
     until the slow one before them has ended. Raises as `run` does.

@@ -26,18 +26,16 @@ P = TypeVar("P", bound=Pipe[Any, Any])
 
 
 class Progress(NamedTuple):
-    """How far a call is: of its `rows` (a request has as many as it has samples) `done` are done,
-    and `tokens` tokens were made.
-    """
+    """How far a call of an engine is."""
 
     engine: str
     """The engine's name."""
     rows: int
-    """Rows of the call."""
+    """Samples that the call generates."""
     done: int
-    """Rows that have ended."""
+    """Samples that have ended."""
     tokens: int
-    """Tokens that were made."""
+    """Generated tokens."""
 
 
 def watched(pipe: P, tell: Callable[[Progress], object], *, every: float = 0.1) -> P:

@@ -39,7 +39,7 @@ __all__ = ["Delta", "Done", "astream", "stream"]
 
 @record
 class Delta:
-    """New text of request `index` (its position in the batch), of its sample `sample`."""
+    """New text of one sample of a request."""
 
     index: int
     """The position of the request, from 0."""
@@ -48,11 +48,9 @@ class Delta:
     sample: int = 0
     """The number of the sample, from 0."""
     reasoning: str = ""
-    """New reasoning, where a server tells it apart; it is no part of the text."""
+    """New reasoning, if a server returns it separately."""
     round: int = 0
-    """The round of `pg.repeat` that it belongs to, counted from 0; of loops within a loop, that of
-    the outermost.
-    """
+    """The round of `pg.repeat`, from 0. Of loops within a loop, that of the outermost."""
 
 
 @record

@@ -91,17 +91,16 @@ def tools(
     limit: answers that a conversation has at most.
     timeout: seconds for one call. One that takes longer is left running, or cancelled if it is
         async.
-    raised: what a tool raises becomes its answer ("message"), or fails the row with `StageFailed`
-        ("fail"). So does its timeout, and a CancelledError of its own.
-    max_bytes: how much of a tool's answer the model sees in UTF-8. A longer one is cut, and says
-        so.
+    raised: what a tool raises becomes its answer ("message"), or fails the request with
+        `StageFailed` ("fail").
+    max_bytes: how much of a tool's answer the model sees in UTF-8.
     unread: an answer that looks like a call, and is not read as one, ends the conversation
-        ("end"). With "tell" the model is told what was wrong, in a user's message.
+        ("end"), or the model gets a message that says what was wrong ("tell").
     parallel: whether calls of one answer may run at the same time, up to 8. A tool's own attribute
         `parallel`, or that of its object, comes first. Answers are in the order of the calls.
     replays: whether calls may be made again. A job that goes on in the middle of a conversation
         makes the earlier calls again, on a new object of `make`, and keeps their first answers.
-        Where a tool, its object or this says no, the row fails with `StageFailed`.
+        Where a tool, its object or this says no, the request fails with `StageFailed`.
 
     An unknown tool and wrong arguments are answered in words. What a tool gives is a text, or
     becomes JSON. Images become content parts. What nothing can write fails the row with

@@ -58,17 +58,18 @@ def turns(
     """Run a pipe in conversations, turn by turn.
 
     step: `step(result)` gives the messages that follow an answer, as `result.then` takes them, or
-        None or `()` if the conversation is over. It is called once for each answer, and is to be a
-        function of it alone. `pg.tools(...)` is a step that answers tool calls. Its schemas go
-        into each request. Without a step, the `turns` of each request are asked one after another.
-    limit: the most answers; by default that of the tools, or 16; without a step any number.
+        None or `()` if the conversation is over. `pg.tools(...)` is a step that answers tool
+        calls. Without a step, the `turns` of each request are asked one after another.
+    limit: the most answers. By default that of the tools, or 16, and without a step any number.
     max_tokens: no turn begins once the conversation has so many tokens.
-    catch: as in `pg.each`, what it lists and a step of your own raises fails the row with
-        `StageFailed`.
+    catch: exceptions of your step that fail the request with `StageFailed`, as in `pg.each`.
+
+    The step is called once for each answer, and is to be a function of it alone.
 
     The result is that of the last turn, with those of all turns in `.rounds`. `.rounds_end` is
     "done", "limit" or "tokens". With tools it is "unread" where the last answer looks like a tool
-    call and was not read as one. It is "cut" where its length or a stop cut it there. The options of a run are for all turns.
+    call and was not read as one. It is "cut" where its length or a stop cut it there. The options of
+    a run are for all turns.
 
     A request without messages, with other tools, or with `turns` where there is a step, is
     `InvalidRequest`. Raises `TypeError` for what is no pipe, step or limit.

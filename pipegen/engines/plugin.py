@@ -27,9 +27,7 @@ class RowContext:
     """What an engine tells a hook about the one row that it is made for."""
 
     prompt_length: int
-    """Tokens of the prompt; the ids that the hook is called with begin with them, and there is no
-    padding.
-    """
+    """Tokens of the prompt, with which the ids of the hook begin."""
     tokenizer: Any
     """The checkpoint's own. A Hugging Face engine gives transformers' tokenizer itself, with all of
     its methods.
@@ -93,34 +91,26 @@ class Plugin:
     name: Annotated[str, non_empty_string]
     """The plugin's name, which results and errors show."""
     requires: Annotated[frozenset[Capability], _capabilities] = frozenset()
-    """Capabilities that the engine must have, besides those that its own hooks imply (see
-    `needs`).
-    """
+    """Further capabilities that the engine must have."""
     start: Callable[[], Any] | None = None
     """Make the state for a new row."""
     feed: Callable[[Any, str], tuple[Any, int | None]] | None = None
-    """`feed(state, new_text)` gives the next state, and how many characters of `new_text` still
-    belong to the answer if the row halts there.
+    """`feed(state, new_text)` returns the next state, and None, or the number of characters of
+    `new_text` before the end of the answer.
     """
     trim: Callable[[str], str] | None = None
     """A function on the finished text, after the cut."""
     logits_processor: Callable[[RowContext], Any] | None = None
-    """`logits_processor(context)` makes a fresh `LogitsProcessor` for one row; it sees that row
-    alone, without padding.
-    """
+    """Makes a `LogitsProcessor` for one row. It sees that row alone, without padding."""
     stopping_criteria: Callable[[RowContext], Any] | None = None
-    """`stopping_criteria(context)` makes a fresh `StoppingCriteria` for one row; it sees that row
-    alone, without padding.
-    """
+    """Makes a `StoppingCriteria` for one row. It sees that row alone, without padding."""
 
     version: str = ""
-    """What the plugin does, for the keys of a job's rows: another version asks all rows again.
-    Those that ship say their arguments.
+    """What the plugin does: in a job, another version asks all requests again. Those that ship say
+    their arguments.
     """
     refuses: Callable[[GenerationRequest], str | None] | None = None
-    """Why the plugin does not fit one request, or None where it does; such a request alone
-    fails.
-    """
+    """Returns why the plugin does not fit one request, or None. Such a request alone fails."""
 
     def check_all(self) -> None:
         for name in ("start", "feed", "trim", "logits_processor", "stopping_criteria", "refuses"):

@@ -65,14 +65,15 @@ class Generate:
     Many batches may be in flight at a time: all their rows are fed to one engine, which takes new
     rows while others run.
 
-    load: a `ModelLoadConfig`, or a function that makes the route. It is called in the actor. Where
-    rows have `turns`, the function gives `pg.turns(route)`.
-    options: options of all rows. job: the folder of a job, on a disk that all machines share. What
-    is finished there is not asked again, after the death of an actor or of the program. columns:
-    the columns that fields are read from, where their names differ: `{"prompt": "question"}`.
-    retry, version: as those of `pg.job`. in_flight: how many rows are in flight at a time; by
-    default, as many as keep the engine full. model: the name in the column `model`; by default,
-    that of the configuration. brief: leave token ids and log probabilities out.
+    load: a `ModelLoadConfig`, or a function that makes the route in the actor, such as
+    `pg.turns(route)`.
+    options: options of all rows.
+    job: the folder of a job, on a disk that all machines share.
+    columns: the columns of fields that have other names: `{"prompt": "question"}`.
+    retry, version: as those of `pg.job`.
+    in_flight: how many rows run at a time. By default, as many as keep the engine full.
+    model: the name in the column `model`. By default, that of the configuration.
+    brief: leave token ids and log probabilities out.
 
     When the engine dies, its actor ends, so that Ray starts a new one and hands it the same
     batches. In a job, a row that was in flight alone at three such deaths fails with

@@ -69,21 +69,21 @@ class Job(Iterator[T], Generic[T]):
     before: int
     """Rows that were finished when the job began."""
     changed: tuple[str, ...]
-    """What differs from the run before, in words: another model, setting or option. Rows of earlier
-    runs with the same settings are reused.
+    """What differs from the run before, in words. Answers of earlier runs with the same settings are
+    reused.
     """
     made_before: Made
     """The rows that were finished when the job began: how many have the settings of this run, and
     how many have others, which are named.
     """
     finished: int
-    """Rows that were given out, failed ones too."""
+    """Slots that were returned, failed ones included."""
     reused: int
-    """Those of them that were finished before this run."""
+    """Those of them that an earlier run had finished."""
     answered: int
-    """Rows that succeeded in this run, those too that wait for their turn."""
+    """Requests that this run has answered."""
     failed: int
-    """Rows that were given out and failed."""
+    """Slots that were returned with an error."""
     stopped: bool
     """Whether it ended before its last row, because of `stop`."""
 
@@ -155,8 +155,8 @@ class Job(Iterator[T], Generic[T]):
         return self._rest()
 
     def stop(self, grace: float | None = None, begun: Callable[[], object] = lambda: None) -> None:
-        """Ask for no more rows; those in flight have the job's `grace` to end, or as many seconds
-        as are given here. Then the iterator ends.
+        """Ask no more requests. Those in flight have the job's `grace` to end, or as many seconds as
+        are given here. Then the iterator ends.
 
         Any thread and a signal handler may call it, again too, with less time. `begun` is called by
         the thread that iterates, when it stops.
@@ -166,7 +166,7 @@ class Job(Iterator[T], Generic[T]):
         self._wake()
 
     def close(self) -> None:
-        """End the job: rows in flight have its `grace` to end; what is finished is kept. Raises
+        """End the job: requests in flight have its `grace` to end. What is finished is kept. Raises
         `JournalError` where the last rows cannot be synced, or the folder was removed.
         """
         try:
@@ -210,28 +210,25 @@ def job(
     restart: bool = False,
     grace: float = GRACE,
 ) -> Job[Slot[Answer]]:
-    """Generate for any number of requests, as `imap` does, and keep what is finished in `folder`:
-    the same call again goes on where it stopped.
+    """Generate for any number of requests, as `imap` does, and keep finished answers in `folder`.
+    The same call resumes.
 
-    A row is known by its content: prompt, images, options, model and plugins. So the input may
-    change between two runs; rows that are in both are asked once. Rows that failed are asked again
-    where `retry` says so: those whose error is `retryable`, "all", "none", or one type of error.
+    A request is known by its content: prompt, images, options, model and plugins. So the input may
+    change between two runs: requests that are in both are asked once.
 
     A pipe of `scoring` is taken as a route is: its scores are kept.
 
-    folder: where finished rows are kept; made where it is not there.
+    folder: where answers are kept. It is made if it is missing.
     in_flight: how many requests run at a time. By default, as many as keep the engine full.
     image_policy: which images and videos may be read; by default any file and no URL.
     policy: how much one request may ask for.
-    retry: which failed rows are asked again.
-    version: what else the answers depend on, such as stages of your own; another version asks all
-    rows again.
-    restart: start again from the first row; the rows that are finished are removed. Refused while
-    another process runs the job.
-    grace: the seconds that rows in flight have to end where the job is closed early; 0 ends them at
-    once.
+    retry: which failed requests are retried: those whose error is "retryable", "all", "none", or one
+    type of error.
+    version: what else the answers depend on, such as your stages. Another version asks all again.
+    restart: remove finished answers, and start from the first request.
+    grace: the seconds that requests in flight have to end if the job is closed early.
 
-    A bug fails its row, and that row is asked again. In a stage of your own it is `StageFailed`, in
+    A bug fails its request, which is asked again. In a stage of your own it is `StageFailed`, in
     an engine of your own `BackendFailed`, else `InternalError`. Raises `JournalError` where the
     folder holds results that no job has written, cannot be written, or is removed during the run.
     Other files in it stay.

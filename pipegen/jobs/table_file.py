@@ -43,9 +43,9 @@ def write_table(
 
     kind: what the slots hold, results or rollouts; a table of rollouts is .parquet or .arrow.
     schema: the columns of the rows and their types, such as `read_table(...).schema` or
-    `dataset.features.arrow_schema`. Without it the first 1,000 rows say it; a later value that does
-    not fit is an error. columns: the columns that fields of requests were read from, where their
-    names differ. brief: leave token ids and log probabilities out.
+    `dataset.features.arrow_schema`. By default, what fits the first 1,000 rows.
+    columns: the columns that fields of requests were read from, where their names differ.
+    brief: leave token ids and log probabilities out.
 
     Raises `TableError`, and `JournalError` where the file cannot be written.
 

@@ -37,11 +37,10 @@ def forbid_repeated_objects(
     tokenised; other rows are not changed. Checked are objects that are list items or outermost
     values. Two are equal if their JSON is, whatever the white space, escapes and order of members.
 
-    keys: the members that tell objects apart. A repeat is stopped at the last of their values, so
-    the JSON stays valid; an object without one of them may repeat. None: all members count, and a
-    repeat is stopped at the closing brace, so the model must add a member or break its JSON.
-    min_match: objects of fewer characters, without white space, may repeat. Default: 24 without
-    `keys`, 0 with them; with `keys` the object is measured up to the last of their values.
+    keys: the members that tell objects apart. An object without one of them may repeat. By default
+    all members count, and the model must add one or break its JSON.
+    min_match: objects of fewer characters, without white space, may repeat. By default 24 without
+    `keys`, and 0 with them.
 
     All generated text counts, `<think>` included, special tokens excluded. An object inside prose
     that begins like JSON is missed. The cost of a step does not depend on the length of the output.

@@ -469,17 +469,16 @@ class ImagePolicy:
     max_bytes: Annotated[int, integer(low=1)] = 64 * 2**20
     """The most bytes of one image."""
     max_source_pixels: Annotated[int, integer(low=1)] = 100_000_000
-    """The most pixels (width times height) that an image is decoded with, against decompression
-    bombs. Each pixel takes 10 to 24 bytes until it is resized. It bounds each frame of a video
-    too.
+    """The most pixels of an image or a frame that is decoded. Each pixel takes 10 to 24 bytes until
+    it is resized.
     """
     max_video_bytes: Annotated[int, integer(low=1)] = 256 * 2**20
     """The most bytes of one video."""
     max_video_seconds: Annotated[float, number(above=0)] = 3600.0
     """The longest that a video may be, in seconds."""
     max_decoded_pixels: Annotated[int, integer(low=1)] = 250_000_000_000
-    """The most pixels that are decoded for one video: those of its frames up to the last one that
-    is chosen. An hour of 1920x1080 at 30 frames a second has 224 thousand million.
+    """The most pixels that are decoded for one video. An hour of 1920x1080 at 30 frames a second has
+    224 thousand million.
     """
     timeout: Annotated[float, number(above=0)] = 30.0
     """Seconds for one download."""
@@ -502,14 +501,12 @@ class RequestPolicy:
     max_parts: Annotated[int, integer(low=1)] = 100_000
     """Parts of content, of all messages together."""
     max_images: Annotated[int, integer(low=0)] = 1024
-    """The most images and videos; of a video that is given as images, each of these counts."""
+    """The most images and videos. Each image of a video that is given as images counts."""
     max_stops: Annotated[int, integer(low=0)] = 1024
     """Stop strings and stop token ids together."""
     max_choices: Annotated[int, integer(low=1)] = 10_000
     """Texts of the option `choice`."""
     max_prompt_bytes: Annotated[int, integer(low=1)] = 64 * 2**20
-    """Text of the prompt, messages and tools in UTF-8, and four bytes for each given token id."""
+    """Text of the prompt, messages and tools in UTF-8. A token id counts four bytes."""
     max_option_bytes: Annotated[int, integer(low=1)] = 2**20
-    """Text of the options in UTF-8: stops, template and its variables, schema, regex and choices
-    together.
-    """
+    """Text of the options in UTF-8."""

@@ -187,17 +187,13 @@ class TokenLogprob:
     logprob: float
     """Its log probability."""
     top: tuple[tuple[int, float], ...] = ()
-    """The likeliest tokens at that position with their log probabilities, best first, if
-    requested.
-    """
+    """The likeliest tokens there with their log probabilities, best first, if requested."""
     margin: float | None = None
-    """The difference between the two greatest log probabilities at that position, whichever token
-    was generated; None if the engine does not give two.
+    """The difference between the two greatest log probabilities there. None if the engine does not
+    report two.
     """
     text: str | None = None
-    """The token's own text, as it is after other text; U+FFFD stands for a part of a character.
-    None before it is decoded.
-    """
+    """The token's own text. U+FFFD stands for a part of a character. None before it is decoded."""
     top_texts: tuple[str, ...] = ()
     """The own texts of the tokens in `top`."""
 
@@ -413,7 +409,7 @@ class GenerationResult:
     prompt_tokens: Annotated[int, _USAGE] = 0
     """Tokens of the prompt, images included."""
     completion_tokens: Annotated[int, _USAGE] = 0
-    """Generated tokens of this row, the ending one included, padding never."""
+    """Generated tokens, the ending one included."""
     logprobs: Annotated[tuple[TokenLogprob, ...] | None, _SCORES] = None
     """One for each of `token_ids`, if the option `logprobs` is on."""
     margin: float | None = None
@@ -421,34 +417,27 @@ class GenerationResult:
     near tie (0.01 in float32, 0.1 in bfloat16, or less) may come out differently in another batch,
     engine or device. It is measured before temperature, penalties, filters and seeds."""
     prompt_logprobs: Annotated[tuple[TokenLogprob | None, ...] | None, _SCORES] = None
-    """One for each of `prompt_token_ids`, with the likeliest token there in `top`, if the option
-    `prompt_logprobs` is on. The first token has none.
+    """One for each of `prompt_token_ids`, if the option `prompt_logprobs` is on. The first token has
+    none.
     """
     route: str = ""
     """The name of the route that made this result, such as `hf`."""
     tried: tuple[GenerationError, ...] = ()
     """The errors of the routes tried before this one, oldest first."""
     thinking: Thinking | None = None
-    """Whether the chat template honours the thinking switch: `honoured`, `unsupported`, or `None`
-    where no template was rendered here.
+    """Whether the chat template honours the thinking switch. `None` where no template was rendered
+    here.
     """
     reasoning: Annotated[str | None, _SEEN] = None
-    """What the model thought before it answered, if a server returns it separately, or the thought
-    was asked for apart (`max_thinking_tokens`, or thinking with a form). `text` is then the answer
-    alone.
+    """The reasoning, if a server returns it separately, or `max_thinking_tokens` or a constraint
+    separates it. `text` is then the answer alone.
     """
     forced: tuple[int, ...] = ()
-    """The places in `token_ids` of the tokens that were not sampled: what the chat template writes
-    around a thought, and around the arguments of a forced tool call.
-    """
+    """The positions in `token_ids` of tokens that were not sampled."""
     thinking_unfinished: Annotated[bool, BRIEF] = False
-    """The length limit ended the row while the model was still thinking: there is no answer. Raise
-    `max_new_tokens`.
-    """
+    """The length limit ended the thinking, and there is no answer. Raise `max_new_tokens`."""
     tool_calls: Annotated[tuple[Mapping[str, Any], ...], _SEEN] = ()
-    """The tool calls in the answer, in the OpenAI form: those that a chat server found, or, where
-    the request has `tools`, those that pipegen read.
-    """
+    """The tool calls in the answer, in the OpenAI form."""
     tool_calls_unread: Annotated[str | None, BRIEF] = None
     """Why no tool call was read, where the answer looks like one."""
     content: str | None = None
@@ -456,17 +445,15 @@ class GenerationResult:
     exact: bool | None = None
     """Whether the prompt begins with the very ids of the turns before; None for a first turn."""
     render_differs: bool | None = None
-    """Whether the chat template would write the turns so far with other ids, as one does that takes
-    the thoughts out of earlier answers. None for a first turn, and where a server renders.
+    """Whether the chat template would write the turns so far with other ids. None for a first turn,
+    and where a server renders.
     """
     image_grid_thw: tuple[Grid | None, ...] = ()
-    """For each image and video, in message order, its patches in time, height and width; `None` for
-    models that do not work on such a grid.
+    """For each image and video, its patches in time, height and width. `None` for models that do not
+    work on such a grid.
     """
     image_digests: tuple[str, ...] = ()
-    """For each image and video, in message order, the SHA-256 of its upright RGB pixels before it
-    was resized; of a video, of its frames and their times.
-    """
+    """For each image and video, the SHA-256 of its pixels before it was resized."""
     video_times: tuple[tuple[float, ...], ...] = ()
     """For each video, the times of the frames that were taken, in seconds."""
     options: Annotated[GenerationOptions, FieldRow(column="run")]
@@ -482,16 +469,16 @@ class GenerationResult:
     a judgement the answer that was judged.
     """
     samples: Annotated[tuple[GenerationResult, ...], _SEEN] = ()
-    """The completions, in order, if `samples` was more than 1; the other fields are then those of
+    """The samples, in order, if the option `samples` is more than 1. The other fields are those of
     the first.
     """
     failed_samples: Annotated[tuple[tuple[int, GenerationError], ...], BRIEF] = ()
-    """The completions that failed while others succeeded: their index, and the error."""
+    """The samples that failed while others succeeded: their index, and the error."""
     rounds: Annotated[tuple[GenerationResult, ...], _SEEN] = ()
-    """After `pg.repeat` or `pg.turns`: the results of all rounds, this one's own last."""
+    """After `pg.repeat` or `pg.turns`: the results of all rounds, the last one included."""
     rounds_end: Annotated[RoundsEnd | None, BRIEF] = None
-    """After `pg.repeat` or `pg.turns`: `done`; `limit` or `tokens` where the next request was not
-    asked any more, since there were as many rounds or tokens as there may be.
+    """After `pg.repeat` or `pg.turns`: `done`, or what ended them before (`limit`, `tokens`,
+    `unread`, `cut`).
     """
     turn: Annotated[Turn | None, UNWRITTEN] = dataclasses.field(
         default=None, compare=False, repr=False

@@ -53,23 +53,19 @@ class Rollout:
     prompt_token_ids: tuple[int, ...]
     """The first prompt, each image expanded to all of its tokens."""
     token_ids: tuple[int, ...]
-    """All that follows: the answers, each with the id that ended it, and what came between them."""
+    """All that follows: the answers, with the ids that ended them, and what came between."""
     mask: tuple[bool, ...]
     """One for each of `token_ids`: whether it was sampled."""
     logprobs: tuple[float, ...] | None = None
-    """One for each of `token_ids`: the log probability (natural) of what was sampled, and 0.0
-    elsewhere. None unless every turn had the option `logprobs`.
+    """One for each of `token_ids`: the log probability of what was sampled, else 0.0. None unless every turn had the option `logprobs`.
     """
     shared_prefix: int = 0
-    """How many of `prompt_token_ids`, from the first, an earlier rollout of the same conversation
-    begins with too. What was sampled of them is in the mask of the earlier one.
+    """How many of the first `prompt_token_ids` an earlier rollout of the conversation has too. What was sampled of them is in the mask of the earlier one.
     """
     images: tuple[ImageSource, ...] | None = ()
-    """The images and videos of all turns, in order, as the requests named them. None where the result was read
-    from a file, which has none of its images.
-    """
+    """The images and videos of all turns, in order. None where the result was read from a file."""
     image_digests: tuple[str, ...] = ()
-    """For each image, the SHA-256 of its upright RGB pixels before it was resized."""
+    """For each image, the SHA-256 of its pixels before it was resized."""
     image_grid_thw: tuple[Grid | None, ...] = ()
     """For each image, its patches in time, height and width; None for models that do not work on
     such a grid.

@@ -96,24 +96,21 @@ class Scored:
     logprob: float
     """The sum of `token_logprobs`."""
     token_logprobs: tuple[float, ...]
-    """The log probability (natural) of each token, given the context and the tokens before it."""
+    """The log probability (natural) of each token, given what is before it."""
     token_ids: tuple[int, ...]
     """The ids of the continuation. White space at the end of a context is a part of it (see
     `pipegen.stages.joining`).
     """
     joined: bool = False
-    """Whether the tokenizer joins the end of the context with the start of the continuation, so
-    that letters of the text are missing in what was scored, or there twice: the context and
-    `token_ids` spell another text. Begin the continuation where a word begins, or give it as
-    ids."""
+    """Whether the context and `token_ids` spell another text, because the tokenizer joins their
+    letters. Begin the continuation where a word begins, or give it as ids.
+    """
     greedy: bool
-    """Whether greedy decoding would write the continuation; a token that ties with another for the
+    """Whether greedy decoding would write the continuation. A token that ties with another for the
     highest counts.
     """
     likeliest: tuple[tuple[int, float], ...] = ()
-    """For each token the likeliest one in its place with its log probability: the token itself,
-    where no other is likelier.
-    """
+    """For each token the likeliest one in its place, with its log probability."""
     tokens: int
     """How many tokens the continuation has."""
     bytes: int

@@ -96,12 +96,13 @@ def verify(
 ) -> Verdict:
     """Whether the server at this address serves this model right.
 
-    requests: what to ask, without options but `max_new_tokens` and those of the prompt; a small set
-    comes with pipegen. dialect: `vllm`, `sglang` or `plain`; by default, the server is asked which.
-    chat_only: do not ask by token ids. reference: a route whose engine scores, on the weights that
-    the server should have; by default `hf` on the model, with this `dtype` and `device`. precision:
-    what the server should compute in; by default the checkpoint's own dtype. settings: those of
-    servers, such as `api_key`, `timeout`, `served_model_name`.
+    requests: what to ask, without options but `max_new_tokens` and those of the prompt. A small set
+    comes with pipegen.
+    dialect: `vllm`, `sglang` or `plain`. By default, the server is asked which.
+    chat_only: do not ask by token ids.
+    reference: a route whose engine scores, on the right weights. By default `hf` on the model.
+    precision: what the server should compute in. By default the checkpoint's own dtype.
+    settings: those of servers, such as `api_key` or `timeout`.
 
     Raises `CallFailed` where the server cannot be reached or the model cannot be read,
     `InvalidField` for bad settings.
