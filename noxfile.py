@@ -333,6 +333,7 @@ INSTALLED = {
     "renderers": "import pipegen.contrib.renderers",
     "mcp": "import mcp, pipegen as pg; pg.mcp",
     "ray": "import ray, pipegen as pg; pg.ray.Generate",
+    "trl": "import trl, pipegen.contrib.trl",
     "hf": ASK.replace("OPTIONS", "'max_new_tokens': 4"),
     "peft": "import peft;" + ASK.replace("OPTIONS", "'max_new_tokens': 4"),
     "structured": ASK.replace("OPTIONS", "'choice': ['b']"),
@@ -600,6 +601,26 @@ def ray(session: nox.Session) -> None:
             *session.posargs,
             env={**ENVIRONMENT, "RAY_USAGE_STATS_ENABLED": "0"},
         )
+
+
+@nox.session(requires=["engine"], default=False)
+def trainers(session: nox.Session) -> None:
+    """Train on the real TRL, on the CPU: its first loss is the one by hand, and the example of
+    docs/trainers.md runs. Two minutes.
+    """
+    install_on_shared(session, "tests/trainers/trainers-requirements.txt")
+    install(session, "sybil")
+    # without these, tests would be skipped
+    session.run("python", "-c", "import trl", env=ENVIRONMENT)
+    session.run(
+        "python",
+        "-m",
+        "pytest",
+        "tests/trainers",
+        "tests/test_docs.py::test_the_python_blocks_of_a_page_run_and_print_what_it_shows[docs/trainers.md]",
+        *session.posargs,
+        env={**ENVIRONMENT, "TRL_EXPERIMENTAL_SILENCE": "1"},
+    )
 
 
 @shared(default=False)
