@@ -22,7 +22,7 @@ from support.models import FAMILIES, HYBRIDS, encoded, write_model  # noqa: E402
 
 from pipegen.backends.hf.hf_engine import HFEngine  # noqa: E402
 from pipegen.backends.hf.hf_rows import SPARE, HFRow, group_size  # noqa: E402
-from pipegen.backends.hf.hf_sampling import draw, penalise, probabilities  # noqa: E402
+from pipegen.backends.hf.hf_sampling import draw, narrow, penalise  # noqa: E402
 from pipegen.engines.settings import ModelLoadConfig  # noqa: E402
 from pipegen.records.messages import ImageSource  # noqa: E402
 from pipegen.records.options import DEFAULTS, GenerationOptions, StopOptions, resolve  # noqa: E402
@@ -167,7 +167,7 @@ def test_the_distribution_is_that_of_transformers_warpers(
         GenerationOptions(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
     )
     expected = functools.reduce(lambda left, warper: warper(None, left), warpers, table).softmax(-1)
-    assert torch.allclose(probabilities(table, [option]), expected, atol=1e-9)
+    assert torch.allclose(narrow(table, [option]).softmax(-1), expected, atol=1e-9)
 
 
 @given(SCORES, st.lists(st.integers(0, 5), min_size=1), st.floats(0.2, 3))
@@ -203,11 +203,10 @@ def test_a_rows_distribution_does_not_depend_on_the_rows_beside_it(
         )
         for option in options
     ]
-    together = probabilities(torch.tensor(table), options)
+    together = narrow(torch.tensor(table), options).softmax(-1)
     for at, (scores, option) in enumerate(zip(table, options, strict=True)):
-        assert torch.allclose(
-            together[at], probabilities(torch.tensor([scores]), [option])[0], atol=1e-6
-        )
+        alone = narrow(torch.tensor([scores]), [option])[0].softmax(-1)
+        assert torch.allclose(together[at], alone, atol=1e-6)
 
 
 @given(st.lists(st.integers(0, 9), min_size=1).filter(any), st.floats(0, 1, exclude_max=True))

@@ -104,7 +104,7 @@ import contextlib, io, json
 import torch
 from hypothesis import find
 import pipegen as pg
-from pipegen.backends.hf.hf_sampling import probabilities
+from pipegen.backends.hf.hf_sampling import narrow
 from pipegen.backends.servers.dry import wire_requests
 from pipegen.cli import main
 from pipegen.config.schema import schema
@@ -125,7 +125,7 @@ text = io.StringIO()
 with contextlib.redirect_stdout(text), contextlib.suppress(SystemExit):
     main(["generate", "--help-all"])
 print(json.dumps([
-    [round(chance, 3) for chance in probabilities(torch.tensor([[2.0, 2.0, 0.0]]), [full])[0].tolist()],
+    [round(chance, 3) for chance in narrow(torch.tensor([[2.0, 2.0, 0.0]]), [full])[0].softmax(-1).tolist()],
     sorted(engine for engine, honours in pg.ENGINES.items() if name in honours),
     wire_requests(vllm, [request])[0].unwrap().body[name],
     refused.option,

@@ -86,7 +86,8 @@ def unsupported_with_form(
     """What an engine cannot honour of a form and what stands beside it; None where all is well.
 
     `masked_here` says that pipegen itself masks the logits. Then `min_new_tokens` is kept beside a
-    form, and logprobs are the model's own; others take logprobs after the mask.
+    form, and logprobs are the model's own; others take logprobs after the mask, as processed ones
+    are to be.
     """
     name = next(iter(form_of(options)), None)
     if name is None or options.structured is None:
@@ -104,7 +105,7 @@ def unsupported_with_form(
             + "what came after the answer's end would not have its form"
         )
         return UnsupportedOption(words, option="ignore_eos")
-    if options.logprobs and not masked_here:
+    if options.logprobs is True and not masked_here:
         words = (
             beside.format("logprobs=True")
             + "it takes them among the tokens that the form allows, so they are not the model's own"

@@ -25,6 +25,7 @@ from pipegen.records.fields import (
     token_ids,
     tuple_of,
 )
+from pipegen.records.option_row import LogprobsOf
 from pipegen.records.rollouts import Grid, Rollout
 
 __all__ = ["Continues", "History", "continues_from", "text_crc32"]
@@ -117,6 +118,10 @@ class Continues:
     """The log probabilities of all that was sampled so far, the last answer included; None where a
     turn has none. No answer depends on them.
     """
+    logprobs_of: Annotated[LogprobsOf, one_of("raw", "processed")] = dataclasses.field(
+        default="raw", compare=False
+    )
+    """Which distribution these are of."""
     image_grid_thw: Annotated[tuple[Grid | None, ...], _grids] = dataclasses.field(
         default=(), compare=False
     )

@@ -106,6 +106,7 @@ def next_turn(
         raw_text_crc32=text_crc32(result.raw_text) if result.prompt_token_ids else None,
         sampled=None if run is None else run.places,
         logprobs=None if run is None else run.logprobs,
+        logprobs_of="raw" if run is None else run.logprobs_of,
         image_grid_thw=result.image_grid_thw,
         earlier=earlier,
     )

@@ -33,7 +33,7 @@ from pipegen.records.option_groups import (
     StructuredOptions,
     VlmPreprocessOptions,
 )
-from pipegen.records.option_row import EVERY, SERVED, OptionRow
+from pipegen.records.option_row import EVERY, SERVED, LogprobsOf, OptionRow
 
 __all__ = ["GenerationOptions"]
 
@@ -85,6 +85,19 @@ with_schema(
         "additionalProperties": {"type": "number", "minimum": -100, "maximum": 100},
     },
 )
+
+
+def _logprobs(value: object) -> object:
+    """ "raw" is the same as True."""
+    if isinstance(value, str) and value.lower() in ("raw", "processed"):
+        return value.lower() == "raw" or "processed"
+    try:
+        return boolean(value)
+    except ValueError as refusal:
+        raise ValueError(f"{refusal}, or 'raw' or 'processed'") from None
+
+
+with_schema(_logprobs, {"enum": [True, False, "raw", "processed"]})
 
 
 def _nested(kind: type[Any], also: str = "") -> Any:
@@ -329,17 +342,17 @@ class GenerationOptions:
         ),
     ] = None
     logprobs: Annotated[
-        bool | None,
-        boolean,
-        "Report the model's own log probability of each generated token (before temperature,"
-        " penalties and filters).",
+        bool | LogprobsOf | None,
+        _logprobs,
+        "Report the log probability of each generated token: the model's own (`True`, or `raw`), or"
+        " after penalties, temperature and filters (`processed`).",
         OptionRow(False, SERVED, trial=True, role="report"),
     ] = None
     top_logprobs: Annotated[
         int | None,
-        integer(low=0, high=20),
-        "Also report that many likeliest tokens for each position; turns `logprobs` on.",
-        OptionRow(0, SERVED, trial=2, role="report", draws=(0, 3)),
+        integer(low=0),
+        "Also report that many likeliest tokens for each position, up to all; turns `logprobs` on.",
+        OptionRow(0, SERVED, trial=2, limits="integer", role="report", draws=(0, 3)),
     ] = None
     prompt_logprobs: Annotated[
         bool | None,
@@ -409,7 +422,7 @@ class GenerationOptions:
             no_repeat_ngram_size: int | None = None,
             seed: int | None = None,
             samples: int | None = None,
-            logprobs: bool | None = None,
+            logprobs: bool | LogprobsOf | None = None,
             top_logprobs: int | None = None,
             prompt_logprobs: bool | None = None,
             max_prompt_tokens: int | None = None,

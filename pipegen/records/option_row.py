@@ -10,13 +10,15 @@ from typing import Any, Literal, NamedTuple
 
 from pipegen.records.engine_list import ENGINE_LIST, TOKEN_ENGINES
 
-__all__ = ["EVERY", "SERVED", "VIDEOS", "OptionRow", "Role"]
+__all__ = ["EVERY", "LogprobsOf", "SERVED", "VIDEOS", "OptionRow", "Role"]
 
 EVERY = frozenset(ENGINE_LIST)
 SERVED = EVERY - {"openai_chat"}
 """Every engine but a chat server that knows OpenAI's fields alone."""
 VIDEOS = frozenset({"hf", "vllm"})
 """The engines that take videos."""
+LogprobsOf = Literal["raw", "processed"]
+"""Which distribution log probabilities are of: the model's own, or that which was sampled from."""
 Role = Literal[
     "length",  # how many tokens at most
     "stop",  # where an answer ends

@@ -178,8 +178,8 @@ class Encoded:
 
 @record
 class TokenLogprob:
-    """The model's own log probability (natural) of one generated token, before temperature,
-    penalties and filters.
+    """The log probability (natural) of one generated token: the model's own, before penalties,
+    temperature and filters, or with `logprobs="processed"` that after them.
     """
 
     token_id: int
@@ -187,7 +187,9 @@ class TokenLogprob:
     logprob: float
     """Its log probability."""
     top: tuple[tuple[int, float], ...] = ()
-    """The likeliest tokens there with their log probabilities, best first, if requested."""
+    """The likeliest tokens at that position with their log probabilities, best first, if
+    requested; none whose probability is 0.
+    """
     margin: float | None = None
     """The difference between the two greatest log probabilities there. None if the engine does not
     report two.
@@ -415,7 +417,7 @@ class GenerationResult:
     margin: float | None = None
     """With `logprobs`: the smallest `TokenLogprob.margin` of `token_ids`; None if one is unknown. A
     near tie (0.01 in float32, 0.1 in bfloat16, or less) may come out differently in another batch,
-    engine or device. It is measured before temperature, penalties, filters and seeds."""
+    engine or device. It is measured on the distribution that `logprobs` are of."""
     prompt_logprobs: Annotated[tuple[TokenLogprob | None, ...] | None, _SCORES] = None
     """One for each of `prompt_token_ids`, if the option `prompt_logprobs` is on. The first token has
     none.

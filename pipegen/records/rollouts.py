@@ -23,10 +23,11 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from itertools import groupby
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
-from pipegen.records.fields import InvalidField, names_of, record, unchecked_replace
+from pipegen.records.fields import InvalidField, names_of, one_of, record, unchecked_replace
 from pipegen.records.messages import ImageSource
+from pipegen.records.option_row import LogprobsOf
 
 if TYPE_CHECKING:
     from pipegen.records.requests import GenerationRequest
@@ -57,8 +58,11 @@ class Rollout:
     mask: tuple[bool, ...]
     """One for each of `token_ids`: whether it was sampled."""
     logprobs: tuple[float, ...] | None = None
-    """One for each of `token_ids`: the log probability of what was sampled, else 0.0. None unless every turn had the option `logprobs`.
+    """One for each of `token_ids`: the log probability (natural) of what was sampled, and 0.0
+    elsewhere. None unless every turn had the option `logprobs`, with the same value.
     """
+    logprobs_of: Annotated[LogprobsOf, one_of("raw", "processed")] = "raw"
+    """Which distribution `logprobs` are of: the model's own, or that which was sampled from."""
     shared_prefix: int = 0
     """How many of the first `prompt_token_ids` an earlier rollout of the conversation has too. What was sampled of them is in the mask of the earlier one.
     """
@@ -87,7 +91,8 @@ class Run(NamedTuple):
     prompt ends.
     """
     logprobs: tuple[float, ...] | None = ()
-    """Of all these ids; None where a turn has none."""
+    """Of all these ids; None where a turn has none, or those of another distribution."""
+    logprobs_of: LogprobsOf = "raw"
     images: tuple[ImageSource, ...] | None = ()
     digests: tuple[str, ...] = ()
     grids: tuple[Grid | None, ...] = ()
@@ -103,7 +108,9 @@ class Run(NamedTuple):
         """With the answer of the next turn, but for what was forced in it."""
         new_logprobs, forced = result.logprobs, {*result.forced}
         logprobs = None
-        if self.logprobs is not None and new_logprobs is not None:
+        kind: LogprobsOf = "processed" if result.options.logprobs == "processed" else "raw"
+        same = not self.ids or kind == self.logprobs_of
+        if self.logprobs is not None and new_logprobs is not None and same:
             sampled = [
                 token.logprob for index, token in enumerate(new_logprobs) if index not in forced
             ]
@@ -112,6 +119,7 @@ class Run(NamedTuple):
             result.prompt_token_ids + result.token_ids,
             (*self.places, *_sampled(result)),
             logprobs,
+            kind,
             _images(result),
             result.image_digests,
             result.image_grid_thw,
@@ -132,6 +140,7 @@ class Run(NamedTuple):
             token_ids=self.ids[start:],
             mask=tuple(mask),
             logprobs=None if self.logprobs is None else tuple(values),
+            logprobs_of=self.logprobs_of,
             shared_prefix=max([self._shared(one, start) for one in earlier], default=0),
             images=self.images,
             image_digests=self.digests,
@@ -180,6 +189,7 @@ def runs_of(
                 continues.before,
                 continues.sampled,
                 continues.logprobs,
+                continues.logprobs_of,
                 _named([source for message in before for source in message.sources]),
                 continues.image_digests,
                 continues.image_grid_thw,

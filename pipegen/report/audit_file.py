@@ -197,7 +197,8 @@ class _Audit(NamedTuple):
             reason = f"the reference does not score it: {of_ids.failure().message}"
             return self._obeying(name, "not judged", reason, result)
         scored, known = of_ids.unwrap(), asked.rendered and is_ok(rendered)
-        recorded = [token.logprob for token in result.logprobs or ()]
+        own = result.options.logprobs != "processed"  # the reference scores the model's own
+        recorded = [token.logprob for token in result.logprobs or () if own]
         return ScoredRow(
             name,
             request,

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from returns.result import Failure, Success
 
-from pipegen.core.errors import InvalidRequest, PromptTooLong
+from pipegen.core.errors import InvalidRequest, PromptTooLong, UnsupportedOption
 from pipegen.core.pipe import Pipe, row_stage
 from pipegen.core.slots import Slot
 from pipegen.engines.capabilities import Capabilities
@@ -146,7 +146,8 @@ def check_fit(encoded: Encoded, capabilities: Capabilities) -> Slot[Encoded]:
     If the engine fills its context and the request sets no length, `max_new_tokens` becomes what
     the prompt leaves. `PromptTooLong` has the prompt's tokens and the limit that it broke (the
     lower one, if it broke both). An empty prompt and ids that the model does not have are
-    `InvalidRequest` (see `check_ids`), and so is an option that lost its value.
+    `InvalidRequest` (see `check_ids`), and so is an option that lost its value. More `top_logprobs`
+    than the model has tokens are `UnsupportedOption`.
     """
     prompt_tokens = len(encoded.prompt.token_ids)
     unknown = check_ids(encoded, capabilities.vocab_size)
@@ -155,6 +156,10 @@ def check_fit(encoded: Encoded, capabilities: Capabilities) -> Slot[Encoded]:
     unresolved = check_options(encoded, "fit")
     if unresolved is not None:
         return Failure(unresolved)
+    top, size = encoded.options.top_logprobs or 0, capabilities.vocab_size
+    if size is not None and top > size:
+        words = f"top_logprobs is {top}, and the model has {size} tokens"
+        return Failure(UnsupportedOption(words, option="top_logprobs", hint=f"at most {size}"))
     max_prompt_tokens = encoded.options.max_prompt_tokens
     if (
         max_prompt_tokens is not None

@@ -92,7 +92,15 @@ class _Written:
         added = ids[: self.room]
         self.forced += range(len(self.ids), len(self.ids) + len(added))
         self.ids += added
-        self.logprobs += [None] * len(added)
+        self.logprobs += [self._certain(token_id) for token_id in added]
+
+    def _certain(self, token_id: int) -> TokenLogprob | None:
+        """The log probability of an id that is not generated; None where it is to be scored."""
+        options = self.asked.options
+        if options.logprobs != "processed":
+            return None
+        top = ((token_id, 0.0),) if options.top_logprobs else ()
+        return TokenLogprob(token_id=token_id, logprob=0.0, top=top)
 
     def take(self, raw: Raw, count: int) -> None:
         """Add the first ids of an answer."""
@@ -142,10 +150,10 @@ def answer_in_parts(
     """The calls of a row that thinks before it answers, or whose answer is a tool call.
 
     `sent` is the row as its engine may get it, and `model` is that engine's. With `logprobs`, tokens that were not sampled are
-    scored.
+    scored; with `logprobs="processed"` their probability is 1, since no other could come.
     """
     options, written = encoded.options, _Written(encoded)
-    if options.logprobs and not scores_tokens(engine):
+    if options.logprobs is True and not scores_tokens(engine):
         message = f"{shown(engine.name)} gives no log probabilities of tokens that are not sampled"
         hint = "leave out logprobs, the thought and tool_choice"
         return Failure(UnsupportedOption(message, option="logprobs", hint=hint))
@@ -188,7 +196,7 @@ def answer_in_parts(
         if not is_ok(slot):
             return slot
         final = unchecked_replace(slot.unwrap(), encoded=answer)
-    if options.logprobs and written.forced:
+    if options.logprobs is True and written.forced:
         scores = yield EngineRequest(engine, written.scored(), shown=False)
         if not is_ok(scores):
             return Failure(scores.failure())

@@ -146,8 +146,8 @@ def _structured_options() -> st.SearchStrategy[StructuredOptions]:
 def _drawn(name: str) -> st.SearchStrategy[Any]:
     """Values of one option: of its check's range, or of the narrower one that its row has."""
     row, schema = OPTIONS[name].row, schema_of(checks_of(GenerationOptions)[name])
-    if "enum" in schema:
-        return st.sampled_from(schema["enum"])
+    if "enum" in schema:  # False is refused beside other options
+        return st.sampled_from([value for value in schema["enum"] if value is not False])
     above: Any = schema.get("exclusiveMinimum")
     low, high = row.draws or (schema.get("minimum", above), schema.get("maximum"))
     if high is None:

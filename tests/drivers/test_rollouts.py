@@ -441,7 +441,7 @@ def test_the_places_of_earlier_answers_are_told_without_the_rounds() -> None:
         (last, last + len(two.token_ids)),
     )
     ids = one.prompt_token_ids + one.token_ids
-    assert runs_of(one) == ((), (ids, ((start, len(ids)),), None, (), (), ()))
+    assert runs_of(one) == ((), (ids, ((start, len(ids)),), None, "raw", (), (), ()))
 
 
 @pytest.mark.parametrize("most", [4, 40])

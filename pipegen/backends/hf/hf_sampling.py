@@ -3,8 +3,9 @@
 The order is vLLM's: biases, penalties, the mask of ending tokens, the plugins' processors, temperature,
 min_p, top_k, top_p. The form of the answer is the last mask before temperature. The formulas are
 those of transformers' logits processors and warpers, and of the OpenAI API for presence and
-frequency. Repetition counts prompt and answer, the other two the answer alone. Logprobs come from
-the logits as the model gave them.
+frequency. Repetition counts prompt and answer, the other two the answer alone. Raw logprobs come
+from the logits as the model gave them. Processed ones come from the scores that were sampled from;
+a greedy row has those before temperature and filters, as vLLM has it.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from pipegen.core.errors import BackendFailed, GenerationError, UnsupportedOptio
 from pipegen.records.options import GenerationOptions, in_effect
 from pipegen.records.results import TokenLogprob, margin_of
 
-__all__ = ["Sampler", "draw", "penalise", "probabilities"]
+__all__ = ["Sampler", "draw", "narrow", "penalise"]
 
 NO_NUMBERS = "the model's logits are no finite numbers"
 Choice = tuple[int, TokenLogprob | None]
@@ -58,9 +59,9 @@ def penalise(
     return torch.where(seen, repeated, scores) - frequency * counts - presence * (counts > 0)
 
 
-def probabilities(scores: torch.Tensor, options: Sequence[GenerationOptions]) -> torch.Tensor:
-    """The distribution that each row samples from: softmax of the scores after temperature, min_p,
-    top_k and top_p. All temperatures are above 0.
+def narrow(scores: torch.Tensor, options: Sequence[GenerationOptions]) -> torch.Tensor:
+    """The scores after temperature, min_p, top_k and top_p: a row samples from their softmax. All
+    temperatures are above 0.
     """
     peaks = scores.amax(-1, keepdim=True)
     # the peak is 0: a tiny temperature cannot overflow
@@ -83,7 +84,7 @@ def probabilities(scores: torch.Tensor, options: Sequence[GenerationOptions]) ->
         rows = _constants(narrowed, scores, torch.long)[:, 0]
         top_p = _constants([options[row].top_p for row in narrowed], scores)
         scores = scores.index_copy(0, rows, _nucleus(scores[rows], top_p))
-    return scores.softmax(-1)
+    return scores
 
 
 def _nucleus(scores: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
@@ -175,6 +176,9 @@ class Sampler:
         with_logprobs = [option for option in self._options if option.logprobs]
         self._top = max((option.top_logprobs or 0 for option in with_logprobs), default=0)
         self._logprobs = bool(with_logprobs)
+        self._processes = [
+            at for at, option in enumerate(self._options) if option.logprobs == "processed"
+        ]
         seen, counts, self._seen, self._counts = self._seen, self._counts, None, None
         if any(_penalised(option) for option in self._options):
             self._seen = torch.zeros(
@@ -204,13 +208,18 @@ class Sampler:
         peaks, tokens = scores.max(-1, keepdim=True)
         if self._sampled:
             rows = _constants(self._sampled, scores, torch.long)[:, 0]
-            chances = probabilities(scores[rows], [self._options[at] for at in self._sampled])
-            drawn = draw(chances, [self._rows[at].uniform for at in self._sampled])
+            narrowed = narrow(scores[rows], [self._options[at] for at in self._sampled])
+            drawn = draw(narrowed.softmax(-1), [self._rows[at].uniform for at in self._sampled])
+            if self._processes:
+                scores = scores.index_copy(0, rows, narrowed)
             # beyond the end only where the scores are no numbers
             tokens[rows] = drawn.clamp(max=scores.shape[-1] - 1)
         if self._seen is not None and self._counts is not None:
             self._seen.scatter_(1, tokens, True)
             self._counts.scatter_add_(1, tokens, torch.ones_like(tokens, dtype=self._counts.dtype))
+        if self._processes:
+            rows = _constants(self._processes, scores, torch.long)[:, 0]
+            logits = logits.index_copy(0, rows, scores[rows])
         return tokens, self._reported(logits, tokens, peaks)
 
     def _processed(self, logits: torch.Tensor) -> torch.Tensor:
@@ -289,13 +298,13 @@ class Sampler:
 
 def _logprob(options: GenerationOptions, values: Sequence[float]) -> TokenLogprob:
     wide = (len(values) - 3) // 2
-    likeliest = tuple(zip(map(int, values[3 + wide :]), values[3 : 3 + wide], strict=True))
-    margin = margin_of(value for _, value in likeliest)
+    top = min(options.top_logprobs or 0, wide)
+    likeliest = zip(map(int, values[3 + wide :][:top]), values[3 : 3 + top], strict=True)
     return TokenLogprob(
         token_id=int(values[0]),
         logprob=values[2],
-        top=likeliest[: options.top_logprobs or 0],
-        margin=margin,
+        top=tuple([pair for pair in likeliest if pair[1] > -math.inf]),
+        margin=margin_of(values[3 : min(5, 3 + wide)]),
     )
 
 

@@ -47,11 +47,10 @@ def most_bytes(ask: ServerRequest) -> int:
         ask.options,
         (EXPERTS if any("routed_experts" in name for name in ask.extra_body) else 0),
     )
-    token = (
-        TOKEN
-        + reported
-        + (LIKELIEST * (2 + (options.top_logprobs or 0)) if options.logprobs else 0)
-    )
+    # SGLang reports all tokens that a filter leaves
+    kept = options.top_k or 0 if options.logprobs == "processed" else 0
+    likeliest = 2 + max(options.top_logprobs or 0, kept)
+    token = TOKEN + reported + (LIKELIEST * likeliest if options.logprobs else 0)
     prompt = 2**4 + reported + (2 * LIKELIEST if ask.scored else 0)
     pixels = (
         sum(image.width * image.height for image in ask.images)

@@ -18,6 +18,7 @@ from returns.result import Failure, Success
 
 from pipegen.backends.servers.logprobs import (
     entries_in,
+    entries_of_masks,
     entries_of_meta,
     logprobs_of,
     scores_of_meta,
@@ -89,12 +90,15 @@ def read_choice(
     logprobs = (
         token_ids.bind(
             lambda new: logprobs_of(
-                entries_of_meta(meta, seen, len(new or ()))
+                entries_of_masks(meta, new or (), seen)
+                if isinstance(meta, Mapping) and "output_token_sampling_logprobs" in meta
+                else entries_of_meta(meta, seen, len(new or ()))
                 if isinstance(meta, Mapping)
                 else entries_in(choice.get("logprobs")),
                 new or (),
                 wanted=request.options.top_logprobs or 0,
                 seen=seen,
+                filtered=request.options.logprobs == "processed",
             )
         )
         if request.options.logprobs

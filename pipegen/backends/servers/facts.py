@@ -8,6 +8,7 @@ import asyncio
 import dataclasses
 import time
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from pipegen.backends.http.transport import AttemptFailed, HttpStatusError, Transport
 from pipegen.backends.servers.extra_body import schema_fields
@@ -34,8 +35,11 @@ ABOUT = (
     "max_req_input_len",
     "has_image_understanding",
     "reasoning_parser",
+    "logprobs_mode",
+    "max_logprobs",
+    "sampling_mask_max_tokens",
 )
-"""What is kept of a server's page of facts, which may hold more than it should."""
+"""What is kept of a server's pages of facts, which may hold more than they should."""
 
 
 def models_of(answer: Mapping[str, object]) -> dict[str, int | None]:
@@ -58,6 +62,26 @@ def models_of(answer: Mapping[str, object]) -> dict[str, int | None]:
     }
 
 
+def about_in(page: Mapping[str, object]) -> dict[str, Any]:
+    """What is kept of a page; vLLM has the settings of its model one level down.
+
+    >>> about_in(
+    ...     {"version": "1", "vllm_config": {"model_config": {"logprobs_mode": "raw_logprobs"}}}
+    ... )
+    {'version': '1', 'logprobs_mode': 'raw_logprobs'}
+    """
+    inner = page
+    for name in ("vllm_config", "model_config"):
+        value = inner.get(name)
+        inner = value if isinstance(value, Mapping) else {}
+    facts = {**inner, **page}
+    return {
+        name: facts[name]
+        for name in ABOUT
+        if isinstance(facts.get(name, facts), (str, int, float, type(None)))
+    }
+
+
 def _is_name(value: object) -> bool:
     """Whether requests can ask for a model by this."""
     return isinstance(value, str) and 0 < len(value) <= _LONGEST_NAME and value.isprintable()
@@ -69,7 +93,9 @@ class Directory:
     paths: those of which the fields are read too, from the server's schema.
     """
 
-    def __init__(self, transport: Transport, about: str | None, paths: Sequence[str] = ()) -> None:
+    def __init__(
+        self, transport: Transport, about: Sequence[str | None], paths: Sequence[str] = ()
+    ) -> None:
         self._transport, self._about, self._paths = transport, about, paths
         self._facts: Facts | None = None
         self._stale_at, self._lacks = 0.0, dict[str, float]()
@@ -108,18 +134,10 @@ class Directory:
 
     async def _look_up(self) -> None:
         models = await self._get("/v1/models")
-        about = (
-            await self._get(self._about) if self._about is not None and models is not None else None
-        )
-        about_fields = (
-            {
-                name: about[name]
-                for name in ABOUT
-                if name in about and isinstance(about[name], (str, int, float, type(None)))
-            }
-            if about
-            else {}
-        )
+        about_fields: dict[str, Any] = {}
+        for path in self._about:
+            if path is not None and models is not None:
+                about_fields |= about_in(await self._get(path) or {})
         schema = await self._get(SCHEMA) if self._paths and models is not None else None
         fields = schema_fields(schema, self._paths)
         self._facts = None

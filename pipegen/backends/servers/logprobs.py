@@ -25,6 +25,7 @@ from pipegen.records.results import TokenLogprob, margin_of
 __all__ = [
     "MARGIN",
     "entries_in",
+    "entries_of_masks",
     "entries_of_meta",
     "logprob",
     "logprobs_of",
@@ -46,7 +47,12 @@ yet.
 
 
 def logprobs_of(
-    entries: Sequence[Entry], token_ids: Sequence[int], *, wanted: int = 0, seen: int = 0
+    entries: Sequence[Entry],
+    token_ids: Sequence[int],
+    *,
+    wanted: int = 0,
+    seen: int = 0,
+    filtered: bool = False,
 ) -> Slot[tuple[TokenLogprob, ...]]:
     """One logprob for each of these tokens, `seen` of which came before. Fails as `logprob` does,
     and where more is reported than was generated.
@@ -62,7 +68,11 @@ def logprobs_of(
     missing: Entry = (None, [])
     return all_of(
         logprob(
-            token_id, seen + place, *(entries[place] if place < len(entries) else missing), wanted
+            token_id,
+            seen + place,
+            *(entries[place] if place < len(entries) else missing),
+            wanted,
+            filtered=filtered,
         )
         for place, token_id in enumerate(token_ids)
     )
@@ -121,6 +131,33 @@ def entries_of_meta(
     return rows
 
 
+def entries_of_masks(meta: Mapping[str, object], ids: Sequence[int], seen: int = 0) -> list[Entry]:
+    """What SGLang's sampling masks say of new tokens, `seen` of which came before: the tokens that
+    were left to draw from, where these were asked for, and their log probabilities.
+
+    >>> entries_of_masks(
+    ...     {
+    ...         "output_token_sampling_mask": [[5, 7]],
+    ...         "output_token_sampling_logprobs": [[-0.5, -0.9]],
+    ...     },
+    ...     (7,),
+    ... )
+    [((7, -0.9), [(5, -0.5), (7, -0.9)])]
+    """
+    masks, values = (
+        _listed(meta, f"output_token_sampling_{name}") for name in ("mask", "logprobs")
+    )
+    start = seen if len(values) == seen + len(ids) else 0
+    entries: list[Entry] = []
+    for token_id, mask, value in zip(ids, masks[start:], values[start:], strict=False):
+        if isinstance(mask, list) and isinstance(value, list):
+            left = [*zip(mask, value, strict=False)]
+            entries.append((next((pair for pair in left if pair[0] == token_id), None), left))
+        else:
+            entries.append(((token_id, value), []))
+    return entries
+
+
 def _row(entry: object) -> Pair | None:
     return (entry[1], entry[0]) if isinstance(entry, list) and len(entry) >= 2 else None
 
@@ -164,6 +201,8 @@ def logprob(
     reported: Pair | None,
     top: Sequence[Pair],
     wanted: int,
+    *,
+    filtered: bool = False,
 ) -> Slot[TokenLogprob]:
     """The logprob of the generated token at `index`, from the (id, logprob) that the server reports
     for it and for the likeliest there.
@@ -171,6 +210,7 @@ def logprob(
     What is missing, no number, not finite, the sentinel that stands for minus infinity, or reported
     for another token is `MalformedResponse`, which names the index. 0.0 is a logprob. More of the
     likeliest than `wanted` were asked for the margin; where those are no numbers, it is not known.
+    Where the likeliest are `filtered`, those with minus infinity are left out.
 
     >>> logprob(5, 3, (5, None), (), 0).failure().message
     'the logprob of generated token 3 (id 5) is None, not a number'
@@ -187,6 +227,9 @@ def logprob(
             f"the logprob of generated token {index} (id {token_id}) is {reported[1]!r:.40}, not a"
             " number"
         )
+    if filtered:
+        top = [pair for pair in top if pair[1] != SENTINEL]
+        wanted = min(wanted, len(top))
     numbers = [
         (top_id, float(value)) for top_id, value in top if type(top_id) is int and _number(value)
     ]

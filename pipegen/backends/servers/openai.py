@@ -165,7 +165,7 @@ def _classify(server: str, reply: WireReply, ask: ServerRequest) -> GenerationEr
         )
     if any(refuses(holder.get(name)) for name in ("code", "type")):
         return Refused(f"{server} refused to answer: {message}", refusal=message)
-    return classified(server, reply, ask, too_long)
+    return vllm_dialect.too_many_logprobs(reply) or classified(server, reply, ask, too_long)
 
 
 def too_long(message: str) -> tuple[int, int] | None:
@@ -270,6 +270,7 @@ DIALECTS: Mapping[Dialect, Wire] = {
         vllm_dialect.chat_stops,
         known=True,
         about=vllm_dialect.VLLM.about,
+        started=vllm_dialect.VLLM.started,
         exact_limit=True,
     ),
     "sglang": _wire(

@@ -112,7 +112,7 @@ class Sender:
         paths = (
             wire.paths if any(value is not None for value in settings.extra_body.values()) else ()
         )
-        self.directory = Directory(self.transport, wire.about, paths)
+        self.directory = Directory(self.transport, (wire.about, wire.started), paths)
         self.model = LastCallCache(self._model_by)
 
     @functools.cached_property

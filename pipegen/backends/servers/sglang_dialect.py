@@ -14,6 +14,7 @@ from typing import Any
 from returns.result import Failure, Success
 
 from pipegen.backends import grammar
+from pipegen.backends.distributions import other_logprobs, shifts
 from pipegen.backends.http.last_call import LastCallCache
 from pipegen.backends.servers.choices import read_choice, whole
 from pipegen.backends.servers.extra_body import unthought_form
@@ -36,7 +37,7 @@ from pipegen.core.slots import Slot
 from pipegen.records.engine_list import shown
 from pipegen.records.fields import unchecked_replace
 from pipegen.records.option_table import wire_fields
-from pipegen.records.options import GenerationOptions, in_effect
+from pipegen.records.options import GenerationOptions
 
 __all__ = ["SGLANG", "from_event", "from_wire", "sampling_params", "to_wire", "too_long"]
 
@@ -121,10 +122,8 @@ def unsupported(
     refusal = grammar.unsupported_with_form(options, "sglang_server")
     if refusal is not None:
         return refusal
-    changed = in_effect(options, "temperature", "tokens", "bias", "penalty", "repeats")
-    if options.min_new_tokens:  # by which SGLang bars the end token
-        changed = (*changed, "min_new_tokens")
-    if options.logprobs and changed:
+    changed = shifts(options, filters=False)  # it takes them before these
+    if options.logprobs is True and changed:
         words = (
             f"SGLang's logprobs are taken after {', '.join(changed)}, and so are not the"
             " model's own"
@@ -140,7 +139,23 @@ def unsupported(
 
 
 def to_wire(ask: ServerRequest, facts: Facts) -> Slot[WireRequest]:
-    """The request."""
+    """The request. What SGLang sampled from is in its sampling masks, which a server has that names
+    their size; a greedy row has none, and its log probabilities are taken after penalties.
+    """
+    most = facts.about.get("sampling_mask_max_tokens")
+    most = most if type(most) is int else 0
+    processed = ask.options.logprobs == "processed"
+    fits = 0 < (ask.options.top_k or 0) <= most if ask.options.temperature else most > 0
+    refusal = other_logprobs(
+        ask.options,
+        "processed" if processed and fits else "raw",
+        "sglang_server",
+        f"set top_k, to at most {most}: SGLang gives those of so few tokens alone"
+        if most
+        else "this server has no sampling masks, which SGLang 0.5.23 has: use hf or vllm",
+    )
+    if refusal is not None:
+        return Failure(refusal)
     params = (
         sampling_params(ask.options, ask.ending_ids, ask.stops)
         if ask.params is None
@@ -154,7 +169,11 @@ def to_wire(ask: ServerRequest, facts: Facts) -> Slot[WireRequest]:
         "return_prompt_token_ids": True if images else None,
         "return_logprob": True if logprobs else None,
     }
-    if logprobs:
+    if processed and ask.options.temperature:
+        mode = "support" if ask.options.top_logprobs else "selected"
+        body |= {"return_sampling_mask": True, "sampling_logprobs_mode": mode}
+        body |= {"return_logprob": None}
+    elif logprobs:
         # from the token before them on: an earlier start would switch SGLang's prefix cache off
         start, tops = -1, max(ask.options.top_logprobs or 0, MARGIN)
         if ask.scored:
@@ -315,6 +334,9 @@ def chat_unsupported(request: ServerRequest, facts: Facts) -> UnsupportedOption 
         hint = "ask for the whole answer with run(...), or use sglang_server"
     if option:
         return UnsupportedOption(f"{shown('sglang_chat')} {words}", option=option, hint=hint)
+    refusal = other_logprobs(options, "raw", "sglang_chat", "use sglang_server, hf or vllm")
+    if refusal is not None:
+        return refusal
     if facts.about.get("reasoning_parser", "") is None:  # it would hold the form back
         unthought = unthought_form(options, request.extra_body)
     return unthought or unsupported(options, request.ending_ids)

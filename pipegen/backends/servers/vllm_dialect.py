@@ -14,6 +14,7 @@ from typing import Any
 from returns.result import Failure, Success
 
 from pipegen.answer.barred import ends_barred, spellings
+from pipegen.backends.distributions import other_logprobs
 from pipegen.backends.grammar import form_of, unsupported_with_form
 from pipegen.backends.http.last_call import LastCallCache
 from pipegen.backends.servers.choices import pieces, read_choice, whole
@@ -31,7 +32,7 @@ from pipegen.backends.servers.wire import (
     WireRequest,
     skips_special,
 )
-from pipegen.backends.vllm.vllm_sampling import too_many
+from pipegen.backends.vllm.vllm_sampling import LOGPROBS_OF, too_many
 from pipegen.core.errors import UnsupportedMultimodal, UnsupportedOption
 from pipegen.core.functional import without_none
 from pipegen.core.slots import Slot, is_ok
@@ -49,8 +50,11 @@ LEAST_TEMPERATURE = 0.01
 MOST_TEMPERATURE = 2.0
 MOST_STOPS = 4
 """Stop strings that vLLM takes in one request for text (`VLLM_MAX_STOP_STRINGS`)."""
-MOST_LOGPROBS = 20
-"""What vLLM's `--max-logprobs` is unless a server says otherwise."""
+MODE = (
+    "start the server with --logprobs-mode processed_logprobs and VLLM_SERVER_DEV_MODE=1, by which"
+    " it reports its mode"
+)
+"""What to do where the server does not report that it gives those after temperature."""
 DRAWN_IS_EXTRA = (0, 33)
 """From this vLLM on, `/inference/v1/generate` gives the drawn token and the likeliest ones that were
 asked, so one more where it is not among them; before, it cuts that to the number asked.
@@ -62,7 +66,7 @@ def sampling_params(
     options: GenerationOptions,
     ending_ids: tuple[int, ...],
     stops: tuple[str, ...],
-    drawn_is_extra: bool,
+    facts: Facts,
 ) -> Slot[Mapping[str, object]]:
     """vLLM's `SamplingParams` for these options, everything set; `None` is not sent. Fails where
     the server would change an option.
@@ -70,7 +74,8 @@ def sampling_params(
     The end tokens are among the stop tokens, so `ignore_eos` switches off what the server itself
     would add.
     """
-    refusal = unsupported(options, ending_ids, stops, drawn_is_extra)
+    drawn_is_extra = gives_drawn_as_extra(facts)
+    refusal = unsupported(options, ending_ids, stops, facts, drawn_is_extra)
     if refusal is not None:
         return Failure(refusal)
     params = {
@@ -145,6 +150,7 @@ def unsupported(
     options: GenerationOptions,
     ending_ids: tuple[int, ...],
     stops: tuple[str, ...],
+    facts: Facts,
     drawn_is_extra: bool = False,
 ) -> UnsupportedOption | None:
     """The option that this server would change or cannot carry out, if there is one."""
@@ -165,20 +171,14 @@ def unsupported(
             f" {options.temperature:g}",
             option="temperature",
         )
-    if (logprobs_asked(options, drawn_is_extra) or 0) > MOST_LOGPROBS:
-        words = (
-            f"this vLLM server gives the {MOST_LOGPROBS - 1} likeliest tokens besides the drawn"
-            f" one, not {options.top_logprobs}"
-        )
-        since = ".".join(map(str, DRAWN_IS_EXTRA))
-        return UnsupportedOption(
-            words,
-            option="top_logprobs",
-            hint=(
-                f"ask for at most {MOST_LOGPROBS - 1} where temperature is above 0, or ask vLLM"
-                f" {since} by token ids (vllm_server)"
-            ),
-        )
+    most = facts.about.get("max_logprobs")
+    most = most if type(most) is int and most >= 0 else None
+    if most is not None and (logprobs_asked(options, drawn_is_extra) or 0) > most:
+        return more_than(most)
+    mode = str(facts.about.get("logprobs_mode"))
+    other = other_logprobs(options, LOGPROBS_OF.get(mode), "vllm_server", MODE)
+    if other is not None:
+        return other
     if options.min_new_tokens and ignores_eos and (ending_ids or stops):
         words = (
             "a vLLM server holds the model's own end token back for the first min_new_tokens"
@@ -188,6 +188,25 @@ def unsupported(
             words, option="min_new_tokens", hint="leave out min_new_tokens, or ignore_eos"
         )
     return unsupported_with_form(options, "vllm_server")
+
+
+def more_than(most: int) -> UnsupportedOption:
+    """The refusal of more likeliest tokens than the server gives."""
+    return UnsupportedOption(
+        f"this vLLM server gives at most {most} log probabilities of a token; before"
+        f" {'.'.join(map(str, DRAWN_IS_EXTRA))}, and by chat, a drawn token is one of them",
+        option="top_logprobs",
+        hint="ask for fewer, or start the server with --max-logprobs",
+    )
+
+
+_TOO_MANY_LOGPROBS = re.compile(r"logprobs of \d+, which is greater than max allowed: (\d+)")
+
+
+def too_many_logprobs(reply: WireReply) -> UnsupportedOption | None:
+    """The refusal of more log probabilities than the server gives; None of anything else."""
+    most = _TOO_MANY_LOGPROBS.search(error_message(reply)[0])
+    return None if most is None else more_than(int(most[1]))
 
 
 def unsupported_words(words: tuple[str, ...], tokenizer: Tokenizer) -> UnsupportedOption | None:
@@ -223,7 +242,7 @@ def server_side_stops(options: GenerationOptions) -> frozenset[str]:
 def to_wire(ask: ServerRequest, facts: Facts) -> Slot[WireRequest]:
     """The request, by the way that the server offers."""
     params = (
-        sampling_params(ask.options, ask.ending_ids, ask.stops, gives_drawn_as_extra(facts))
+        sampling_params(ask.options, ask.ending_ids, ask.stops, facts)
         if ask.params is None
         else Success(ask.params)
     )
@@ -424,7 +443,7 @@ def chat_fields(options: GenerationOptions, stops: tuple[str, ...]) -> Mapping[s
 def chat_unsupported(request: ServerRequest, facts: Facts) -> UnsupportedOption | None:
     """The option that vLLM's chat route would change or cannot carry out, if there is one."""
     return shows_special(request.options, "vllm_chat") or unsupported(
-        request.options, request.ending_ids, request.stops
+        request.options, request.ending_ids, request.stops, facts
     )
 
 
@@ -441,13 +460,16 @@ VLLM = Wire(
     to_wire=to_wire,
     from_wire=from_wire,
     from_event=from_event,
-    classify=lambda reply, ask: classified("vLLM", reply, ask, too_long),
+    classify=lambda reply, ask: (
+        too_many_logprobs(reply) or classified("vLLM", reply, ask, too_long)
+    ),
     lacking=lacking,
     server_side_stops=server_side_stops,
     unsupported_words=unsupported_words,
     keeps_sizes=True,
     scores=True,
     about="/version",
+    started="/server_info?config_format=json",
     paths=(GENERATE, COMPLETIONS),
 )
 """vLLM's wire."""

@@ -144,7 +144,7 @@ class Facts:
     models: Mapping[str, int | None] = field(default_factory=dict)
     """The models that it serves, each with its context length in tokens, where it says so."""
     about: Mapping[str, Any] = field(default_factory=dict)
-    """What its own page of facts says: `/version` of vLLM, `/server_info` of SGLang."""
+    """What its own pages of facts say: `/version` of vLLM, `/server_info` of both."""
     fields: Mapping[str, frozenset[str]] = field(default_factory=dict)
     """The fields of its requests by path, as its own schema names them (`/openapi.json`)."""
     lacks: frozenset[str] = frozenset()
@@ -209,6 +209,8 @@ class Wire:
     """The engine's capabilities, where it has no row in `pipegen.ENGINES`."""
     about: str | None = None
     """The path of the engine's page of facts."""
+    started: str | None = None
+    """The path of the page that says how the server was started, where it may have one."""
     paths: tuple[str, ...] = ()
     """The paths whose fields its schema names. Fields of `extra_body` that are not among them are
     refused; any field is sent where this is empty.

@@ -23,6 +23,7 @@ from pipegen.backends.checkpoint.families import family_of
 from pipegen.backends.checkpoint.load_errors import broken_file, loading, weight_files
 from pipegen.backends.checkpoint.locate import check_adapter_folder
 from pipegen.backends.vllm.corrections import corrections, with_corrections
+from pipegen.backends.vllm.vllm_sampling import LOGPROBS_OF
 from pipegen.engines.settings import ModelLoadConfig, settings_of
 from pipegen.records.fields import InvalidField, UnknownField, nearest
 from pipegen.records.secret import revealed
@@ -225,7 +226,6 @@ OWN = (
     "dtype",
     "trust_remote_code",
     "generation_config",
-    "logprobs_mode",
     "skip_tokenizer_init",
     "enable_lora",
 )
@@ -275,6 +275,11 @@ def check_arguments(checkpoint: Checkpoint) -> None:
                 f"ModelLoadConfig.engine_kwargs takes no {name!r} for backend 'vllm': pipegen sets"
                 " it itself"
             )
+        if name == "logprobs_mode" and value not in tuple(LOGPROBS_OF):
+            raise InvalidField(
+                "ModelLoadConfig.engine_kwargs: logprobs_mode is one of"
+                f" {', '.join(LOGPROBS_OF)}, not {value!r:.80}"
+            )
         if name == "max_model_len" and not (type(value) is int and value > 0):
             raise InvalidField(
                 "ModelLoadConfig.engine_kwargs: max_model_len is a number of tokens above 0, known"
@@ -310,7 +315,7 @@ def engine_arguments(checkpoint: Checkpoint) -> dict[str, Any]:
         "trust_remote_code": load.trust_remote_code,
         # that is: nothing of the checkpoint's; options are resolved by pipegen
         "generation_config": "vllm",
-        # the model's own, before temperature, penalties and filters
+        # the model's own, unless `engine_kwargs` names the other mode
         "logprobs_mode": "raw_logprobs",
     }
     if load.revision is not None:

@@ -20,6 +20,7 @@ from pipegen.backends.checkpoint.engine_parity import refused_beyond
 from pipegen.backends.checkpoint.image_processors import grid_only
 from pipegen.backends.checkpoint.load_errors import engine_failed, short
 from pipegen.backends.checkpoint.positions import other_factors
+from pipegen.backends.distributions import other_logprobs
 from pipegen.backends.engine_rows import newly_done
 from pipegen.backends.grammar import grammar_of, unsupported_with_form
 from pipegen.backends.request_queue import Waiting, beginning
@@ -34,6 +35,7 @@ from pipegen.backends.vllm.start import (
 )
 from pipegen.backends.vllm.vllm_rows import VLLMRow, differs, scores_of, vllm_prompt
 from pipegen.backends.vllm.vllm_sampling import (
+    LOGPROBS_OF,
     MOST_LOGPROBS,
     sampling_params,
     scoring_params,
@@ -48,6 +50,7 @@ from pipegen.engines.extras import need
 from pipegen.engines.protocol import Event, RowDone
 from pipegen.engines.settings import ModelLoadConfig
 from pipegen.records.messages import ImageSource
+from pipegen.records.option_row import LogprobsOf
 from pipegen.records.options import VlmPreprocessOptions
 from pipegen.records.results import Encoded, PreparedImage, Prompt
 from pipegen.records.scores import ScoreInput
@@ -57,6 +60,9 @@ if TYPE_CHECKING:
     from asyncio import AbstractEventLoop
 
 __all__ = ["VLLMEngine"]
+
+MODE = "start it with engine_kwargs={'logprobs_mode': 'processed_logprobs'}"
+"""What to do where vLLM gives the model's own log probabilities."""
 
 
 _SEQUENCES = 256
@@ -214,6 +220,12 @@ class VLLMEngine(CheckpointEngine):
         return rows
 
     @property
+    def _logprobs_of(self) -> LogprobsOf:
+        """Which distribution vLLM's log probabilities are of."""
+        mode = self._checkpoint.load.engine_kwargs.get("logprobs_mode", "raw_logprobs")
+        return LOGPROBS_OF[mode]
+
+    @property
     def _most_logprobs(self) -> int:
         """How many logprobs of a position vLLM may be asked for."""
         limit = self._checkpoint.load.engine_kwargs.get("max_logprobs")
@@ -230,7 +242,12 @@ class VLLMEngine(CheckpointEngine):
             )
         options = row.encoded.options
         barred = spellings(options.bad_words, self.tokenizer) if options.bad_words else ()
-        wrong = unsupported(options) or too_many(barred) or self._check(row.encoded)
+        wrong = (
+            unsupported(options, self._most_logprobs)
+            or other_logprobs(options, self._logprobs_of, self.name, MODE)
+            or too_many(barred)
+            or self._check(row.encoded)
+        )
         if wrong is not None:
             return Failure(wrong)
         try:

@@ -7,16 +7,25 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Mapping
 from typing import Any
 
 from pipegen.answer.barred import Spellings
 from pipegen.backends.grammar import form_of
 from pipegen.core.errors import UnsupportedOption
+from pipegen.records.option_row import LogprobsOf
 from pipegen.records.option_table import wire_fields
 from pipegen.records.options import GenerationOptions
 from pipegen.records.results import TokenLogprob, margin_of
 
-__all__ = ["logprob_of", "sampling_params", "scoring_params", "too_many", "unsupported"]
+__all__ = [
+    "LOGPROBS_OF",
+    "logprob_of",
+    "sampling_params",
+    "scoring_params",
+    "too_many",
+    "unsupported",
+]
 
 MOST_SPELLINGS, MOST_SPELLED = 128, 1024
 """The sequences of tokens that vLLM bars in a row, and the tokens of all of them, unless
@@ -24,6 +33,14 @@ MOST_SPELLINGS, MOST_SPELLED = 128, 1024
 """
 MOST_LOGPROBS = 20
 """How many logprobs of a position vLLM gives unless `max_logprobs` says otherwise; -1 is all."""
+
+LOGPROBS_OF: Mapping[str, LogprobsOf] = {
+    "raw_logprobs": "raw",
+    "processed_logprobs": "processed",
+}
+"""Which distribution log probabilities are of, by vLLM's `logprobs_mode`; its other modes give
+logits.
+"""
 
 
 @functools.cache
@@ -47,10 +64,18 @@ def _params() -> Any:
     return _AsAsked
 
 
-def unsupported(options: GenerationOptions) -> UnsupportedOption | None:
+def unsupported(
+    options: GenerationOptions, most_logprobs: int = MOST_LOGPROBS
+) -> UnsupportedOption | None:
     """The value that vLLM would change, if there is one: it raises a temperature above 0 to at
-    least its own least, with a warning only.
+    least its own least, with a warning only. Or more likeliest tokens than it gives.
     """
+    if 0 <= most_logprobs < (options.top_logprobs or 0):
+        return UnsupportedOption(
+            f"this vLLM gives the {most_logprobs} likeliest tokens, not {options.top_logprobs}",
+            option="top_logprobs",
+            hint=f"set engine_kwargs={{'max_logprobs': {options.top_logprobs}}}, or -1 for all",
+        )
     from vllm import sampling_params as module
 
     least = float(getattr(module, "_MAX_TEMP", 0.01))
@@ -172,6 +197,7 @@ def logprob_of(
     if not math.isfinite(values.get(token_id, math.nan)):
         return None
     likeliest = sorted(values.items(), key=lambda entry: -entry[1])[:top]
+    likeliest = [entry for entry in likeliest if entry[1] > -math.inf]
     margin = margin_of(values.values()) if most_logprobs < 0 or most_logprobs >= 2 else None
     return TokenLogprob(
         token_id=token_id, logprob=values[token_id], top=tuple(likeliest), margin=margin

@@ -126,6 +126,8 @@ def test_logprobs_are_asked_for_so_that_their_tokens_have_ids(ask: Any) -> None:
     [
         ("sglang", {"logprobs": True, "stream": True}, "logprobs"),
         ("sglang", {"logprobs": True, "temperature": 0.5}, "logprobs"),
+        ("sglang", {"logprobs": "processed"}, "logprobs"),
+        ("vllm", {"logprobs": "processed"}, "logprobs"),
         ("vllm", {"temperature": 0.001}, "temperature"),
         ("vllm", {"logprobs": True, "top_logprobs": 20, "temperature": 1.0}, "top_logprobs"),
         (
@@ -142,7 +144,9 @@ def test_what_a_chat_server_would_do_otherwise_is_refused_by_name(
     ask: Any, dialect: str, options: dict[str, Any], option: str
 ) -> None:
     error = (
-        openai.DIALECTS[dialect].to_wire(ask((), messages=MESSAGES, **options), Facts()).failure()
+        openai.DIALECTS[dialect]
+        .to_wire(ask((), messages=MESSAGES, **options), Facts(about={"max_logprobs": 20}))
+        .failure()
     )
     assert isinstance(error, pg.UnsupportedOption)
     assert error.option == option

@@ -122,6 +122,56 @@ def test_what_the_server_would_change_is_refused_by_name(ask: Any, options: Any,
     assert error.option == name
 
 
+MASKS = Facts(about={"sampling_mask_max_tokens": 64})
+HOT = {"logprobs": "processed", "temperature": 0.7}
+
+
+def test_processed_logprobs_are_those_of_the_sampling_masks(ask: Any) -> None:
+    body = sglang_dialect.to_wire(ask(**HOT, top_k=9), MASKS).unwrap().body or {}
+    assert (body["return_sampling_mask"], body["sampling_logprobs_mode"]) == (True, "selected")
+    assert "return_logprob" not in body
+    body = sglang_dialect.to_wire(ask(**HOT, top_k=9, top_logprobs=4), MASKS).unwrap().body or {}
+    assert body["sampling_logprobs_mode"] == "support"
+    greedy = sglang_dialect.to_wire(ask(logprobs="processed"), MASKS).unwrap().body or {}
+    assert greedy["return_logprob"] is True and "return_sampling_mask" not in greedy
+
+
+@pytest.mark.parametrize(
+    ("options", "facts", "hint"),
+    [
+        ({**HOT, "top_k": 9}, Facts(), "use hf or vllm"),
+        ({"logprobs": "processed"}, Facts(), "use hf or vllm"),
+        (HOT, MASKS, "set top_k, to at most 64"),
+        ({**HOT, "top_k": 65}, MASKS, "set top_k, to at most 64"),
+    ],
+)
+def test_processed_logprobs_are_refused_where_there_are_none(
+    ask: Any, options: Any, facts: Facts, hint: str
+) -> None:
+    error = sglang_dialect.to_wire(ask(**options), facts).failure()
+    assert isinstance(error, UnsupportedOption)
+    assert error.option == "logprobs" and hint in error.hint
+
+
+def test_sampling_masks_are_read(ask: Any) -> None:
+    masks: dict[str, Any] = {
+        "output_token_sampling_mask": [[5, 7], [6]],
+        "output_token_sampling_logprobs": [[-0.5, -0.9], [0.0]],
+    }
+    asked = ask(**HOT, top_k=9, top_logprobs=2)
+    (completion,) = sglang_dialect.from_wire(answer(**masks), asked).unwrap()
+    first, second = completion.logprobs or ()
+    assert (first.token_id, first.logprob, first.top) == (5, -0.5, ((5, -0.5), (7, -0.9)))
+    assert (second.logprob, second.top, second.margin) == (0.0, ((6, 0.0),), None)
+    asked, whole = ask(**HOT, top_k=9, stream=True), {**masks, "completion_tokens": 2}
+    whole["output_token_sampling_logprobs"] = [-0.5, -0.25]
+    (piece,) = sglang_dialect.from_event(answer(**whole), asked, 1).unwrap()
+    assert [(one.token_id, one.logprob) for one in piece.logprobs or ()] == [(6, -0.25)]
+    masks["output_token_sampling_mask"] = [[8], [6]]
+    error = sglang_dialect.from_wire(answer(**masks), ask(**HOT, top_k=9)).failure()
+    assert "there is no logprob of generated token 0" in error.message
+
+
 def answer(*, ids: Any = (5, 6), reason: Any = None, **meta: Any) -> dict[str, Any]:
     return {
         "output_ids": list(ids),

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from pipegen.backends.servers import vllm_dialect
-from pipegen.backends.servers.wire import Facts, WireReply, WireRequest
+from pipegen.backends.servers import openai, vllm_dialect
+from pipegen.backends.servers.wire import Facts, Wire, WireReply, WireRequest
 from pipegen.core.errors import (
     BackendFailed,
     InvalidRequest,
@@ -166,9 +166,67 @@ def test_what_a_refusal_shows_the_server_to_lack(status: int, body: bytes, lacks
     ],
 )
 def test_what_the_server_would_change_is_refused_by_name(ask: Any, options: Any, name: str) -> None:
-    error = vllm_dialect.to_wire(ask(ending_ids=(5,), **options), Facts()).failure()
+    facts = Facts(about={"max_logprobs": 20})
+    error = vllm_dialect.to_wire(ask(ending_ids=(5,), **options), facts).failure()
     assert isinstance(error, UnsupportedOption)
     assert error.option == name
+
+
+@pytest.mark.parametrize("most", [None, 64, -1])
+def test_as_many_of_the_likeliest_are_asked_for_as_the_server_may_give(
+    ask: Any, most: int | None
+) -> None:
+    facts = Facts(about={} if most is None else {"max_logprobs": most})
+    request = vllm_dialect.to_wire(ask(logprobs=True, top_logprobs=32, temperature=1.0), facts)
+    assert request.unwrap().body["sampling_params"]["logprobs"] == 33
+
+
+@pytest.mark.parametrize("wire", [vllm_dialect.VLLM, openai.DIALECTS["vllm"]], ids=["ids", "chat"])
+def test_a_server_that_gives_fewer_is_an_error_that_names_the_option(ask: Any, wire: Wire) -> None:
+    words = "Requested sample logprobs of 33, which is greater than max allowed: 20"
+    reply = WireReply(status=400, body=json.dumps({"error": {"message": words}}).encode())
+    error = wire.classify(reply, ask(logprobs=True, top_logprobs=32))
+    assert isinstance(error, UnsupportedOption)
+    assert (error.option, "at most 20" in error.message) == ("top_logprobs", True)
+
+
+PROCESSED = Facts(about={"logprobs_mode": "processed_logprobs"})
+HOT = {"temperature": 0.7, "top_k": 5}
+
+
+@pytest.mark.parametrize("facts", [Facts(), Facts(about={"logprobs_mode": "raw_logprobs"})])
+def test_processed_logprobs_take_a_server_that_says_it_gives_them(ask: Any, facts: Facts) -> None:
+    for options in (HOT, {}):
+        error = vllm_dialect.to_wire(ask(logprobs="processed", **options), facts).failure()
+        assert isinstance(error, UnsupportedOption) and error.option == "logprobs"
+        assert "--logprobs-mode processed_logprobs" in error.hint
+        asked = vllm_dialect.to_wire(ask(logprobs="processed", **options), PROCESSED).unwrap()
+        assert asked.body["sampling_params"]["logprobs"] >= 2
+
+
+def test_raw_logprobs_are_refused_where_the_server_says_it_gives_others(ask: Any) -> None:
+    error = vllm_dialect.to_wire(ask(logprobs=True, **HOT), PROCESSED).failure()
+    assert isinstance(error, UnsupportedOption) and error.option == "logprobs"
+    assert "temperature, top_k" in error.message
+    for options in ({}, {"top_k": 5}, {"temperature": 1.0}):  # those are the same
+        assert is_ok(vllm_dialect.to_wire(ask(logprobs=True, **options), PROCESSED))
+        assert is_ok(vllm_dialect.to_wire(ask(logprobs=True, **HOT), Facts()))
+
+
+def test_the_likeliest_without_what_a_filter_left_out_are_read(ask: Any) -> None:
+    tops = [
+        {"token_id": token, "logprob": value}
+        for token, value in ((5, -0.5), (6, -1.0), (7, -9999.0), (8, -9999.0))
+    ]
+    entries = {"content": [{**tops[at], "top_logprobs": tops} for at in (0, 1)]}
+    answer = {"choices": [choice(token_ids=[5, 6], logprobs=entries)]}
+    asked = ask(logprobs="processed", top_logprobs=3, temperature=1.0)
+    (completion,) = vllm_dialect.from_wire(answer, asked).unwrap()
+    first, second = completion.logprobs or ()
+    assert first.top == second.top == ((5, -0.5), (6, -1.0))
+    assert (first.margin, second.logprob) == (0.5, -1.0)
+    raw = ask(logprobs=True, top_logprobs=3, temperature=1.0)
+    assert not is_ok(vllm_dialect.from_wire(answer, raw))
 
 
 def choice(**more: Any) -> dict[str, Any]:

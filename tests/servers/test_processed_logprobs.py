@@ -1,0 +1,110 @@
+"""`logprobs="processed"`, and many of the likeliest tokens, from real servers: beside what the
+Hugging Face engine gives for the same ids.
+"""
+
+from __future__ import annotations
+
+import importlib
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+import pipegen as pg
+from pipegen import embedded
+from pipegen.testing.ask import chat, greedy
+
+launch: Any = importlib.import_module("launch")
+
+CLOSE = 2e-4
+SETTINGS: list[dict[str, Any]] = [
+    {"temperature": 0.7, "top_k": 9},
+    {"temperature": 0.9, "top_p": 0.8, "top_k": 1000},
+    {"temperature": 0.8, "presence_penalty": 0.6, "top_k": 5},
+    {"temperature": 1.3, "top_k": 1000},
+    {"temperature": 0.0, "frequency_penalty": 0.5},
+]
+
+
+@pytest.fixture(scope="module", params=["vllm", "sglang"])
+def saying(
+    request: pytest.FixtureRequest, folder_of: Callable[[str], str]
+) -> Iterator[tuple[str, str]]:
+    """A server that says of which distribution its log probabilities are."""
+    more = (
+        (*launch.BY_IDS, "--logprobs-mode", "processed_logprobs", "--max-logprobs", "64")
+        if request.param == "vllm"
+        else ()
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("VLLM_SERVER_DEV_MODE", "1")
+        model = folder_of(embedded.NAME)
+        with launch.server(request.param, model, embedded.NAME, *more) as url:
+            yield request.param, url
+
+
+def opened(saying: tuple[str, str], folder: str) -> pg.Route:
+    engine, url = saying
+    make: Any = pg.backends.vllm_server if engine == "vllm" else pg.backends.sglang_server
+    route: pg.Route = make(folder, base_url=url)
+    return route
+
+
+def held(result: pg.GenerationResult, options: Any, hf: pg.Route) -> None:
+    """The law: each token has the log probability that the reference gives at that place."""
+    penalised = any("penalty" in name for name in options)
+    for step in [0] if penalised else range(len(result.token_ids)):
+        ids = [*result.prompt_token_ids, *result.token_ids[:step]]
+        asked = greedy(max_new_tokens=1, logprobs="processed", top_logprobs=1000, **options)
+        (slot,) = pg.run(hf, [{"prompt_token_ids": ids}], asked)
+        expected = dict((slot.unwrap().logprobs or ())[0].top)
+        token = (result.logprobs or ())[step]
+        assert token.logprob == pytest.approx(expected[result.token_ids[step]], abs=CLOSE)
+        assert token.top, "the likeliest are missing"
+        for token_id, value in token.top:
+            assert value == pytest.approx(expected[token_id], abs=CLOSE)
+        if len(expected) <= 30:  # SGLang's sums of float32 leave out the last ones of a top_k
+            left_out = {*expected}.difference(dict(token.top))
+            assert sum(math.exp(expected[token_id]) for token_id in left_out) < 1e-3
+            assert math.fsum(map(math.exp, dict(token.top).values())) == pytest.approx(1, abs=1e-4)
+
+
+@pytest.mark.parametrize("options", SETTINGS, ids=str)
+def test_they_are_those_that_the_reference_gives(
+    saying: tuple[str, str], folder_of: Any, hf_of: Any, options: Any
+) -> None:
+    asked = greedy(**{"logprobs": "processed", "top_logprobs": 30, "seed": 3, **options})
+    with opened(saying, folder_of(embedded.NAME)) as route:
+        for slot in pg.run(route, [chat("Hi"), {"prompt": "The cat"}], asked):
+            held(slot.unwrap(), options, hf_of(embedded.NAME))
+        done = [
+            event.slot.unwrap()
+            for event in pg.stream(route, [{"prompt": "The cat"}], asked)
+            if isinstance(event, pg.Done)
+        ]
+        held(done[0], options, hf_of(embedded.NAME))
+
+
+def test_raw_ones_are_refused_where_they_are_others(
+    saying: tuple[str, str], folder_of: Any
+) -> None:
+    with opened(saying, folder_of(embedded.NAME)) as route:
+        hot = greedy(logprobs=True, temperature=0.7, seed=1)
+        (error,) = pg.run(route, [chat("Hi")], hot)
+        assert isinstance(error.failure(), pg.UnsupportedOption)
+        assert error.failure().option == "logprobs"
+        if saying[0] == "sglang":
+            (error,) = pg.run(route, [chat("Hi")], greedy(logprobs="processed", temperature=0.7))
+            assert error.failure().option == "logprobs" and "top_k" in error.failure().hint
+        else:
+            (error,) = pg.run(route, [chat("Hi")], greedy(top_logprobs=65))
+            assert error.failure().option == "top_logprobs"
+
+
+def test_a_server_in_its_usual_mode_refuses_what_it_does_not_give(serving: Any) -> None:
+    with serving(f"vllm-{embedded.NAME}").opened() as route:
+        (error,) = pg.run(route, [chat("Hi")], greedy(logprobs="processed"))
+        assert error.failure().option == "logprobs" and "--logprobs-mode" in error.failure().hint
+        (error,) = pg.run(route, [chat("Hi")], greedy(top_logprobs=32))
+        assert error.failure().option == "top_logprobs" and "20" in error.failure().message
