@@ -44,6 +44,7 @@ def engine(family: str, memory: int | None = None, size: int = 4) -> Any:
         _ = made.computing.loaded(), made.eos_token_ids, made.tokenizer
     for shares in (made.computing.prefixes, made.computing.scored_prefixes):
         shares._least, shares._saved, shares._held = 2, 4, 2
+    made.computing.sharing = 2 * size
     return made
 
 

@@ -252,7 +252,10 @@ class HFSettings(WeightSettings):
         str | None, non_empty_string, Changes.ANSWERS, "Such as `sdpa` or `eager`."
     ] = None
     batch_size: Annotated[
-        int | None, integer(low=1), Changes.NOTHING, "Rows that run side by side. Default: 32."
+        int | None,
+        integer(low=1),
+        Changes.NOTHING,
+        "Rows that run side by side. Default: 32, or up to 64 where they begin alike and end soon.",
     ] = None
     compile: Annotated[
         bool, boolean, Changes.NOTHING, "Compile the steps with `torch.compile`: for long jobs."

@@ -34,8 +34,9 @@ the number of rows that run at a time, until one is alone.
 - Every row is in exactly one state; a row keeps its generated tokens in every transition, so it
   continues where it was.
 - `_running[i]`, `_tokens[i]`, the sampler's row i and row i of `_batch` are the same row.
-- At most `_most` rows are running (`size`, or fewer after a pass that raised), and sequences times width is at most `_max_tokens` where that is
-  known, unless a single sequence is longer.
+- At most `_most` rows are running (`size`, or fewer after a pass that raised), or up to `sharing`
+  where these hold no more columns than `_most` that share nothing. Sequences times width is at most
+  `_max_tokens` where that is known, unless a single sequence is longer.
 - A row's tokens depend on its own options and seed alone, not on when it ran or beside which rows.
 - A `StaticBatch` (a model whose cache is not known) is never changed: its rows stay until the last
   of them is done.
@@ -44,6 +45,7 @@ the number of rows that run at a time, until one is alone.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections import deque
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
@@ -134,8 +136,8 @@ class _PrefilledRows(NamedTuple):
 
 
 class Schedule:
-    """Rows of any number of calls, at most `size` of them running at a time. Its steps must be run
-    without gradients.
+    """Rows of any number of calls, at most `size` of them running at a time, or `sharing` where
+    they share what they begin with. Its steps must be run without gradients.
     """
 
     def __init__(
@@ -147,6 +149,8 @@ class Schedule:
         traits: ModelTraits,
         prefixes: Prefixes,
         compiled: Compiled | None = None,
+        *,
+        sharing: int = 0,
     ) -> None:
         self._model, self._checkpoint, self._size, self._pixels, self._traits, self._compiled = (
             model,
@@ -157,6 +161,7 @@ class Schedule:
             compiled,
         )
         self._prefixes, self._most = prefixes, self._size
+        self._sharing = 0 if traits.alone else sharing
         # of conversations the one that has had fewer turns, so that none is left to end alone
         self._waiting = Waiting[HFRow](
             size,
@@ -205,10 +210,38 @@ class Schedule:
     def step(self) -> list[HFRow]:
         """Bring rows one token further, and return those that got one or failed."""
         active = self._active
-        free = 0 if active and isinstance(self._batch, StaticBatch) else self._most - active
+        free = self._free(active)
         while free and not self._prefilled and self._waiting and self._prefill(active):
             pass  # something was found out about the model: choose again what is read together
-        return self._insert(self._prefilled, free) if free and self._prefilled else self._decode()
+        if free and self._prefilled and (free := self._free(active)):
+            return self._insert(self._prefilled, free)
+        return self._decode()
+
+    def _free(self, active: int) -> int:
+        """How many rows may run beside those that do."""
+        if active and isinstance(self._batch, StaticBatch):
+            return 0
+        return max(0, max(self._most, self._together()) - active)
+
+    def _together(self) -> int:
+        """How many rows like those at hand, which share, hold no more columns at their ends than
+        `_most` rows that share nothing; at most `sharing`.
+        """
+        running = [row for row in self._running if not row.done]
+        prefilled = self._prefilled
+        rows = running + [row for row, _ in (prefilled.rows if prefilled else ())]
+        batches = [
+            batch
+            for batch in (self._batch if running else None, prefilled and prefilled.batch)
+            if isinstance(batch, RunningBatch)
+        ]
+        shared = sum(batch.shared for batch in batches) if self._sharing else 0
+        if not shared:
+            return 0
+        left = max(row.left for row in rows)
+        own = max(batch.width for batch in batches) + left
+        most = (self._most * (max(row.length for row in rows) + left) - shared) // own
+        return int(min(most, self._sharing, (self._max_tokens or math.inf) / own))
 
     def _prefill(self, active: int) -> bool:
         """Read the sequences that come next, as many as fit; whether to try again, since the model
@@ -300,7 +333,7 @@ class Schedule:
         """
         pairs = [prefilled.rows.popleft() for _ in range(min(free, len(prefilled.rows)))]
         rows, sources = [row for row, _ in pairs], [index for _, index in pairs]
-        self._load = (self._most - free + len(rows), prefilled.batch.width, rows)
+        self._load = (self._active + len(rows), prefilled.batch.width, rows)
         is_all = not prefilled.rows and sources == [*range(len(prefilled.batch))]
         logits = (
             prefilled.logits
@@ -499,6 +532,7 @@ class Schedule:
         """
         sequences, _, rows = self._load
         self._most = (sequences + 1) // 2 if sequences > 1 else self._size
+        self._sharing = 0
         self.requeue()
         return [] if sequences > 1 else [row for row in rows if not row.done]
 

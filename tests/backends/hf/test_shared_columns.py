@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import random
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -378,3 +378,46 @@ def test_as_many_rows_run_as_the_memory_takes_of_what_they_hold(
     check(engine.generate(rows), plain.generate(rows))
     assert max(held.rows for held in steps if held.chains) == 8
     assert max(held.rows for held in steps if not held.chains) == 1
+
+
+@pytest.mark.parametrize(
+    ("size", "head", "new", "most"),
+    [
+        (None, HEAD, 9, {64}),
+        (None, HEAD, 120, range(50, 58)),  # they end at many columns of their own
+        (32, HEAD, 9, {32}),
+        (None, (), 9, {32}),
+    ],
+    ids=["by default", "rows that grow long", "a batch_size", "nothing shared"],
+)
+def test_more_rows_run_where_they_hold_no_more_columns_than_rows_that_share_nothing(
+    opened: Callable[..., HFEngine],
+    steps: list[Held],
+    size: int | None,
+    head: tuple[int, ...],
+    new: int,
+    most: Collection[int],
+) -> None:
+    chance = random.Random(7)
+    rows = [row(head + some(chance, 5), max_new_tokens=new) for _ in range(70)]
+    answers = opened(size=size).generate(rows)
+    assert max(held.rows for held in steps) in most
+    columns = [held.rows * held.width + held.shared for held in steps]
+    assert max(columns) <= 32 * (len(head) + 5 + new)
+    check(answers, opened(size=size, prefix_memory_bytes=0).generate(rows))
+
+
+def test_rows_that_the_model_raises_for_fail_alone_where_more_rows_run(
+    opened: Callable[..., HFEngine],
+) -> None:
+    engine, sizes = opened(size=None), list[int]()
+
+    def embed(module: Any, given: Any) -> None:
+        if given[0].shape[1] == 1:
+            sizes.append(len(given[0]))
+            raise ValueError("a fault of the model")
+
+    with engine.computing.loaded().get_input_embeddings().register_forward_pre_hook(embed):
+        slots = engine.generate([row(HEAD, temperature=1.5, seed=at) for at in range(64)])
+    assert sizes[0] == 64 and min(sizes) == 1
+    assert all("a fault of the model" in str(slot.failure()) for slot in slots)
