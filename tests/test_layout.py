@@ -46,7 +46,7 @@ BUDGETS = {
     "records": 38_050,
     "report": 33_550,
     "jobs": 32_600,
-    "drivers": 29_350,
+    "drivers": 29_600,
     "testing": 25_150,
     "stages": 24_450,
     "io": 20_150,

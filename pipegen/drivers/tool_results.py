@@ -31,7 +31,14 @@ from returns.result import Failure, Success
 from pipegen.core.errors import StageFailed
 from pipegen.core.slots import Slot
 
-__all__ = ["Content", "content_of", "is_error", "text_of", "with_image_bytes"]
+__all__ = [
+    "Content",
+    "content_of",
+    "is_error",
+    "text_of",
+    "with_image_bytes",
+    "with_images_apart",
+]
 
 Content: TypeAlias = str | list[dict[str, Any]]
 """The content of a message."""
@@ -190,6 +197,34 @@ def with_image_bytes(content: Any) -> Any:
         else part
         for part in content
     ]
+
+
+def with_images_apart(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Messages with their images in a user's message behind them, and marks in the places of these.
+
+    >>> tool = {"role": "tool", "content": [{"type": "text", "text": "Here:"}, _image_part(b"abc")]}
+    >>> for message in with_images_apart([tool]):
+    ...     print(message["role"], message["content"])
+    tool Here:
+    [image 1]
+    user [{'type': 'text', 'text': '[image 1]'}, {'type': 'image_url', 'image_url': {'url': 'data:image/*;base64,YWJj'}}]
+    """
+    moved: list[dict[str, Any]] = []
+
+    def mark(part: dict[str, Any]) -> str:
+        if part["type"] == "text":
+            return str(part["text"])
+        words = f"[image {len(moved) // 2 + 1}]"
+        moved.extend([{"type": "text", "text": words}, part])
+        return words
+
+    left = [
+        {**message, "content": "\n".join(map(mark, message["content"]))}
+        if isinstance(message["content"], list)
+        else {**message}
+        for message in messages
+    ]
+    return [*left, {"role": "user", "content": moved}] if moved else left
 
 
 def _image_part(data: bytes) -> dict[str, Any]:

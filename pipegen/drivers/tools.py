@@ -38,7 +38,7 @@ from pipegen.core.slots import Slot, is_ok
 from pipegen.drivers.own_tools import methods_of, says
 from pipegen.drivers.scopes import Scope, Scoped
 from pipegen.drivers.tool_loop import OwnLoop, ToolCalls
-from pipegen.drivers.tool_results import Content, content_of, is_error, text_of
+from pipegen.drivers.tool_results import Content, content_of, is_error, text_of, with_images_apart
 from pipegen.drivers.tool_schema import arguments_of, schema_of, with_whole_numbers
 from pipegen.engines.protocol import RowDone
 from pipegen.engines.session import answers
@@ -61,6 +61,7 @@ _DEFAULTS = {
     "raised": "message",
     "max_bytes": _MAX_BYTES,
     "unread": "end",
+    "images": "tool",
 }
 
 
@@ -73,6 +74,7 @@ def tools(
     raised: Literal["message", "fail"] = "message",
     max_bytes: int = _MAX_BYTES,
     unread: Literal["end", "tell"] = "end",
+    images: Literal["tool", "user"] = "tool",
     parallel: bool = False,
     replays: bool = True,
 ) -> Tools:
@@ -96,6 +98,9 @@ def tools(
     max_bytes: how much of a tool's answer the model sees in UTF-8.
     unread: an answer that looks like a call, and is not read as one, ends the conversation
         ("end"), or the model gets a message that says what was wrong ("tell").
+    images: images that tools give stay in the tools' turns ("tool"). Where the chat template writes
+        none there, the request fails with `InvalidRequest`. With "user" they are in a user's turn after
+        these turns: each behind a mark, as "[image 1]", which also stands in its place.
     parallel: whether calls of one answer may run at the same time, up to 8. A tool's own attribute
         `parallel`, or that of its object, comes first. Answers are in the order of the calls.
     replays: whether calls may be made again. A job that goes on in the middle of a conversation
@@ -127,6 +132,8 @@ def tools(
         raise TypeError(f'raised takes "message" or "fail", not {raised!r:.80}')
     if unread not in ("end", "tell"):
         raise TypeError(f'unread takes "end" or "tell", not {unread!r:.80}')
+    if images not in ("tool", "user"):
+        raise TypeError(f'images takes "tool" or "user", not {images!r:.80}')
     for name, value in (("parallel", parallel), ("replays", replays)):
         if type(value) is not bool:
             raise TypeError(f"{name} takes True or False, not {value!r:.80}")
@@ -138,6 +145,7 @@ def tools(
         raised == "fail",
         max_bytes,
         unread == "tell",
+        images == "user",
         parallel,
         replays,
         make,
@@ -196,6 +204,7 @@ class Tools:
     fails: bool
     max_bytes: int
     tells_unread: bool = False
+    moves_images: bool = False
     parallel: bool = False
     replays: bool = True
     make: Callable[[GenerationRequest], object] | None = None
@@ -221,6 +230,7 @@ class Tools:
             "raised": "fail" if self.fails else "message",
             "max_bytes": self.max_bytes,
             "unread": "tell" if self.tells_unread else "end",
+            "images": "user" if self.moves_images else "tool",
         }
         return {name: value for name, value in values.items() if value != _DEFAULTS[name]}
 
@@ -236,7 +246,7 @@ class Tools:
         self, result: GenerationResult, left: Callable[[], bool], awaited: ToolCalls | None = None
     ) -> Slot[ToolReplies]:
         """A message for each call of a result, in order, until `left()`."""
-        messages: list[Mapping[str, Any]] = []
+        messages: list[dict[str, Any]] = []
         if not result.tool_calls and result.tool_calls_unread is not None:
             words = f"error: no tool was called: {result.tool_calls_unread}"
             messages.append({"role": "user", "content": words})
@@ -246,6 +256,8 @@ class Tools:
                 return Failure(content.failure())
             id_field = {"tool_call_id": call["id"]} if call.get("id") is not None else {}
             messages.append({"role": "tool", **id_field, "content": content.unwrap()})
+        if self.moves_images:
+            messages = with_images_apart(messages)
         return Success(ToolReplies(result=result, messages=freeze(messages)))
 
     def contents(

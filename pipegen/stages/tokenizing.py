@@ -30,12 +30,14 @@ from pipegen.engines.model import TokenModel, reader_of
 from pipegen.engines.protocol import TokenEngine, require_token_engine
 from pipegen.engines.tokenizer import Tokenizer
 from pipegen.records.fields import unchecked_replace
+from pipegen.records.messages import VideoSource
+from pipegen.records.requests import GenerationRequest
 from pipegen.records.results import Encoded, PreparedImage, Prompt
 from pipegen.stages.continuation import Before, check_earlier_images
 from pipegen.stages.rendering import Rendered
 from pipegen.template.choose_render import hides_nothing
 from pipegen.template.control_tokens import ControlTokens
-from pipegen.template.placeholders import Placeholders, kind_of
+from pipegen.template.placeholders import Kind, Placeholders, kind_of
 from pipegen.template.untrusted import Marks
 
 __all__ = ["tokenize", "tokenize_row"]
@@ -249,7 +251,7 @@ def _with_images(
         if rendered.text is not None and any(image.expansion is not None for image in images)
         else None
     )
-    refusal = _misplaced(placed_ids, images, tokens, placeholders, text)
+    refusal = _misplaced(placed_ids, rendered.request, images, tokens, placeholders, text)
     if refusal is not None:
         return Failure(refusal)
     if text is None:
@@ -284,6 +286,7 @@ def _with_images(
 
 def _misplaced(
     placed_ids: Sequence[int],
+    request: GenerationRequest,
     images: Sequence[PreparedImage],
     tokens: Mapping[str, int],
     placeholders: Placeholders,
@@ -295,6 +298,12 @@ def _misplaced(
         places = placed_ids.count(tokens[kind]) if kind in tokens else 0
         if places == count and text is not None and token:
             places = text.count(token)
+        if places != count and count - places == _count_in_tool_turns(request, kind, len(images)):
+            return InvalidRequest(
+                f"the chat template writes no {kind}s in a tool's turn, and the messages have"
+                f" {count - places} there",
+                hint="put them into a user's turn after it, as pg.tools(..., images='user') does",
+            )
         if places != count:
             return InvalidRequest(
                 f"the prompt holds {places} {kind} placeholders {token!r} for {count} {kind}s",
@@ -309,6 +318,16 @@ def _misplaced(
             " the messages have them"
         )
     return None
+
+
+def _count_in_tool_turns(request: GenerationRequest, kind: Kind, last: int) -> int:
+    """How many of the last images and videos of a request stand in turns of tools."""
+    placed = [
+        (message.role, isinstance(source, VideoSource))
+        for message in request.messages or ()
+        for source in message.sources
+    ]
+    return placed[-last:].count(("tool", kind == "video"))
 
 
 def _expansion_ids(image: PreparedImage, placeholder: int, tokenizer: Tokenizer) -> tuple[int, ...]:

@@ -168,9 +168,11 @@ def test_the_texts_of_resources_are_text(tmp_path: Path) -> None:
     in_session(tmp_path, work)
 
 
-def test_images_are_parts_of_the_answer(tmp_path: Path) -> None:
+def test_images_are_parts_of_the_answer_and_images_of_the_next_prompt(tmp_path: Path) -> None:
     async def work(session: mcp.ClientSession) -> None:
         tools = pg.tools(await pg.mcp(session))
+        (slot,) = await run(agent(tools, ("look", {"name": "it"}), ("scan", {})), [asked()])
+        assert len(slot.unwrap().image_digests) == 2 == slot.unwrap().prompt_text.count("image_pad")
         for call, words in ((("look", {"name": "it"}), ["This is it:"]), (("scan", {}), [])):
             (answer,) = await asyncio.to_thread(answers_of, tools, call)
             assert [part["text"] for part in answer if part["type"] == "text"] == words
