@@ -61,7 +61,10 @@ def shown_type(hint: Any) -> str:
 
 def options_table() -> str:
     """One row for each option."""
-    rows = ["| option, its type and default | |", "| --- | --- |"]
+    rows = [
+        "| option, its type and default | | not on |",
+        "| --- | --- | --- |",
+    ]
     for name, entry in OPTIONS.items():
         kind, default = (
             GROUPS.get(entry.group, GenerationOptions),
@@ -73,64 +76,62 @@ def options_table() -> str:
             else f", `{dict(default) if isinstance(default, Mapping) else default!r}`"
         )
         full = f"{entry.group}.{name}" if entry.group else name
+        lacks = [
+            f"`{engine}`"
+            for engine, honours in ENGINES.items()
+            if name not in honours
+        ]
         rows.append(
             f"| `{full}`<br>{shown_type(get_type_hints(kind)[name])}{shown} | {entry.help} |"
+            f" {', '.join(lacks)} |"
         )
     return "\n".join(rows)
 
 
-def capabilities_table() -> str:
-    """What each engine honours at best."""
+def engines_tables() -> str:
+    """What the engines can do, and their settings."""
     rows = [
-        "| capability | " + " | ".join(ENGINES) + " |",
+        "| feature | " + " | ".join(ENGINES) + " |",
         "| --- |" + " --- |" * len(ENGINES),
     ]
-    for name in (
-        *FEATURES,
-        *sorted(
-            {option for honours in ENGINES.values() for option in honours}
-            - set(FEATURES)
-        ),
+    for name, words in FEATURES.items():
+        marks = ("✓" if name in one else "" for one in ENGINES.values())
+        rows.append(f"| `{name}`: {words} | {' | '.join(marks)} |")
+    rows += ["", "| setting | of | meaning |", "| --- | --- | --- |"]
+    groups: dict[frozenset[str], str] = {}
+    for takers, short in (
+        (("hf", "vllm"), "hf, vllm"),
+        (("vllm_server", "sglang_server", "openai_server"), "servers"),
+        (("hf", "vllm", "vllm_server", "sglang_server"), "all but openai"),
     ):
-        label = (
-            f"`{name}`: {FEATURES[name]}" if name in FEATURES else f"`{name}`"
-        )
-        rows.append(
-            f"| {label} | "
-            + " | ".join(
-                "✓" if name in honours else "" for honours in ENGINES.values()
-            )
-            + " |"
-        )
+        groups[frozenset(takers)] = short
+    rows += [
+        f"| `{name}` | {groups.get(frozenset(key.takers), ', '.join(key.takers))} | {key.words} |"
+        for name, key in KEYS.items()
+    ]
+    rows += [
+        f"| `{name}` | all | {words} |"
+        for name, words in help_of(FallbackSettings).items()
+    ]
     return "\n".join(rows)
 
 
 def keys_table() -> str:
-    """The keys that a backend takes in a file."""
-    rows = [f"| `type: {kind}` | {words} |" for kind, words in TYPES.items()]
-    rows = [
-        "| type | meaning |",
-        "| --- | --- |",
-        *rows,
-        "",
-        "| key | taken by | meaning |",
-        "| --- | --- | --- |",
-    ]
-    rows += [
-        f"| `{name}` | {', '.join(key.takers)} | {key.words} |"
-        for name, key in KEYS.items()
-    ]
-    rows += [
-        f"| `{name}` | every type | {words} |"
-        for name, words in help_of(FallbackSettings).items()
-    ]
-    rows += [
-        "",
-        "| name | option |",
-        "| --- | --- |",
-        *(f"| `{alias}` | `{name}` |" for alias, name in SERVER_NAMES.items()),
-    ]
-    return "\n".join(rows)
+    """The types of a backend in a file, and other names of options."""
+    return "\n".join(
+        [
+            "| type | meaning |",
+            "| --- | --- |",
+            *(f"| `type: {kind}` | {words} |" for kind, words in TYPES.items()),
+            "",
+            "| name | option |",
+            "| --- | --- |",
+            *(
+                f"| `{alias}` | `{name}` |"
+                for alias, name in SERVER_NAMES.items()
+            ),
+        ]
+    )
 
 
 def versions_table() -> str:
@@ -188,7 +189,7 @@ def laws_table() -> str:
 TABLES: Mapping[str, Callable[[], str]] = {
     "start.md": versions_table,
     "options.md": options_table,
-    "engines.md": capabilities_table,
+    "engines.md": engines_tables,
     "config.md": keys_table,
     "data.md": forms_table,
     "contributing/laws.md": laws_table,
