@@ -41,8 +41,8 @@ ROOMS = (
 )
 """Each imports only itself and those before it."""
 BUDGETS = {
-    "backends": 121_650,
-    "cli": 40_200,
+    "backends": 125_200,
+    "cli": 40_300,
     "records": 37_850,
     "report": 33_550,
     "jobs": 32_600,
@@ -56,7 +56,7 @@ BUDGETS = {
     "answer": 10_500,
     "config": 8_300,
     "ending": 7_650,
-    "engines": 7_550,
+    "engines": 7_600,
     "contrib": 6_400,
     "plugins": 5_450,
     "evals": 5_150,

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, cast
 from pipegen.backends.http.access import Access
 from pipegen.backends.http.last_call import LastCallCache
 from pipegen.backends.http.loops import LoopThread
+from pipegen.backends.http.transport import RowCall
 from pipegen.backends.request_queue import beginning
 from pipegen.backends.servers.reading import malformed
 from pipegen.backends.servers.sending import Sender
@@ -62,6 +63,11 @@ class HttpEngine(ABC, Generic[A, R]):
         """Which model is asked, and where."""
         return f"{self.sender.named} at {self.sender.access.root}"
 
+    @property
+    def waits(self) -> str:
+        """Why requests wait now, where that is for their limits a minute; else empty."""
+        return self.sender.transport.waits
+
     def asked_settings(self) -> dict[str, Any]:
         """The settings that change answers, and `served_model_name`: the name by which the server
         is really asked for the model.
@@ -101,11 +107,11 @@ class HttpEngine(ABC, Generic[A, R]):
         """The row's answer, from the one completion of a whole reply."""
 
     @abstractmethod
-    def row(self, asked: A, deadline: float) -> Awaitable[Slot[R]]:
+    def row(self, asked: A, call: RowCall) -> Awaitable[Slot[R]]:
         """One row, asked and answered."""
 
     @abstractmethod
-    async def followed(self, position: int, asked: A, deadline: float, tell: Any) -> Slot[R]:
+    async def followed(self, position: int, asked: A, call: RowCall, tell: Any) -> Slot[R]:
         """One row by its stream; `tell` is called with each event of the row at this position."""
 
     def with_plugin(self, plugin: Plugin) -> Self:
@@ -270,11 +276,11 @@ class ServerSession(Generic[A, R]):
                 self._came_since = {}
             number = self._next.popleft()
             row_input = self._inputs.pop(number)
-            deadline = transport.ends(transport.call_ends() if self._fed else self._call_ends)
+            call = transport.row(transport.call_ends() if self._fed else self._call_ends)
             slot = await (
-                engine.followed(number, row_input, deadline, self._tell)
+                engine.followed(number, row_input, call, self._tell)
                 if self._tokens
-                else engine.row(row_input, deadline)
+                else engine.row(row_input, call)
             )
             if not is_ok(slot):
                 slot = slot.alt(engine.sender.access.scrubbed)
