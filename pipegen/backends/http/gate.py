@@ -27,7 +27,7 @@ comes slowly is no sign that the server is away.
 
 
 class Exhausted(Exception):
-    """The server has said that it takes nothing more for longer than it is waited for."""
+    """The server takes nothing more for longer than it is waited for."""
 
     def __init__(self, wait: Wait) -> None:
         super().__init__(wait)
@@ -132,8 +132,9 @@ class Gate(Queue[Turn | None]):
     request at a time is let through, to see whether it is back, after waits that grow. The first
     good answer opens the gate. After `outage` seconds nobody waits for it any more.
 
-    With `limits`, none is let through that a minute has no room for. Where the server itself says
-    that nothing is left for longer than a minute, and than `outage`, it raises `Exhausted`.
+    With `limits`, none is let through that a minute has no room for. The server itself may report
+    that nothing is left for longer than a minute, and than `outage`. Then it raises `Exhausted`,
+    once no request is out whose answer may report more.
     """
 
     def __init__(
@@ -217,7 +218,8 @@ class Gate(Queue[Turn | None]):
             return False
         if size is not None and self._rates is not None:
             wait = self._wait = self._rates.enter(size, now, self._limits)
-            if wait is not None and wait.of_server and wait.seconds > max(60.0, self._outage):
+            hopeless = wait is not None and wait.of_server and not self.held
+            if wait is not None and hopeless and wait.seconds > max(60.0, self._outage):
                 raise Exhausted(wait)
         if self._wait is not None:
             return False

@@ -1,9 +1,9 @@
-"""How much a server is sent in a minute, by all of this process that asks it with the same key; and
-what the server's own headers say is left.
+"""How much a server is sent in a minute, by all routes of this process that ask it with the same
+key. And what the server's own headers report as left.
 
 What is sent counts for `MINUTE` seconds from then on: so no minute has more than is allowed. A
-request counts with the tokens of its prompt and of the longest answer that it may have, until its
-answer says how many there were.
+request counts with the tokens of its prompt and of the longest answer that it may have. Once its
+answer has come, it counts with those that it took.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ import os
 import re
 import threading
 import time
-import weakref
 from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import NamedTuple, Protocol
+from weakref import WeakKeyDictionary
 
 __all__ = ["MINUTE", "Left", "Limits", "Rates", "Turn", "Wait", "left_in", "rates_of", "seconds_of"]
 
@@ -31,8 +31,8 @@ time to the server.
 """
 ANSWER = 1024
 """Tokens of an answer whose length nothing limits, before any has come; then those of the longest."""
-_LOCK = threading.Lock()
-"""Held for a few counts at a time."""
+_LOCK = threading.RLock()
+"""Held for a few counts at a time. The garbage collector may end a request of this thread then."""
 if hasattr(os, "register_at_fork"):  # Windows does not fork
     os.register_at_fork(
         before=_LOCK.acquire, after_in_parent=_LOCK.release, after_in_child=_LOCK.release
@@ -48,8 +48,13 @@ _UNITS = {
     "ns": 1e-9,
 }
 _PARTS = re.compile(r"([0-9]+(?:\.[0-9]*)?)\s*(d|h|ms|m|s|us|µs|ns)\s*")
+_SHORT = {"r": "remaining", "t": "reset"}
 _PERIODS = {"second": 1.0, "minute": 60.0, "hour": 3600.0, "day": 86400.0}
 _NAME = re.compile(r"(?:.*-)?rate-?limit-(.+)")
+_POLICIES = re.compile(
+    r'(?:^|,)\s*"?([^",;=\s][^",;=]*)"?;|\b(r|remaining|t|reset)\s*=\s*([0-9.]+)'
+)
+"""The name of a policy, or what is left of it, or the seconds until its reset."""
 _YEAR = 366 * 86400.0
 """A number of seconds that is no more than a year before now is a time, counted from 1970."""
 
@@ -62,9 +67,7 @@ class Limits(NamedTuple):
 
 
 class Wait(NamedTuple):
-    """For how many seconds nothing more may be sent, why, and whether it is the server that says
-    so.
-    """
+    """For how many seconds nothing more may be sent, why, and whether the server asks for it."""
 
     seconds: float
     why: str
@@ -72,7 +75,7 @@ class Wait(NamedTuple):
 
 
 class Left(NamedTuple):
-    """What a server says is left of a quota, and for how many seconds."""
+    """What a server reports as left of a quota, and for how many seconds."""
 
     quota: str
     """Such as `requests` or `tokens minute`."""
@@ -93,7 +96,7 @@ class Turn:
 
 
 class _Quota(NamedTuple):
-    """What is left of a quota of the server, as one answer has said it."""
+    """What is left of a quota of the server, as one answer reports it."""
 
     left: Left
     until: float
@@ -129,13 +132,13 @@ class Rates:
         """The last minute's, and their tokens."""
         self._taken = 0, 0
         self._quotas: dict[str, _Quota] = {}
-        self._waiting: weakref.WeakKeyDictionary[
-            _Waits, tuple[asyncio.AbstractEventLoop, str, float]
-        ] = weakref.WeakKeyDictionary()
+        self._waiting = WeakKeyDictionary[_Waits, tuple[asyncio.AbstractEventLoop, str, float]]()
 
     def enter(self, turn: Turn, now: float, limits: Limits) -> Wait | None:
         """Count a request that is sent now; or why, and how long, it must wait."""
         with _LOCK:
+            while self._turns and self._turns[0].sent_at + MINUTE <= now:
+                self._tokens -= self._turns.popleft().tokens
             wait = max(self._waits(turn, now, limits), default=None) if any(limits) else None
             if wait is None:
                 requests, tokens = self._taken
@@ -146,8 +149,6 @@ class Rates:
             return wait
 
     def _waits(self, turn: Turn, now: float, limits: Limits) -> Iterator[Wait]:
-        while self._turns and self._turns[0].sent_at + MINUTE <= now:
-            self._tokens -= self._turns.popleft().tokens
         if limits.requests is not None and len(self._turns) >= limits.requests:
             oldest = self._turns[len(self._turns) - limits.requests]
             why = f"requests_per_minute={limits.requests}"
@@ -175,19 +176,19 @@ class Rates:
         self._changed()
 
     def note(self, headers: Mapping[str, str], turn: Turn, now: float, closed: float) -> None:
-        """What an answer says is left; and that nothing may be sent for `closed` seconds."""
-        said = [
+        """Note what an answer reports as left, and that nothing may be sent for `closed` seconds."""
+        reported = [
             (left, f"the server has {left.number:g} {left.quota} left")
             for left in left_in(headers, time.time())
         ]
         if closed:
-            said.append((Left("retry-after", False, 0, closed), "the server asks to wait"))
+            reported.append((Left("retry-after", False, 0, closed), "the server asks to wait"))
         with _LOCK:
-            for left, why in said:
+            for left, why in reported:
                 known = self._quotas.get(left.quota)
                 if known is None or known.taken[0] <= turn.taken[0] or known.until <= now:
                     self._quotas[left.quota] = _Quota(left, now + left.seconds, turn.taken, why)
-        if said:
+        if reported:
             self._changed()
 
     def waits(self, place: _Waits, wait: Wait | None, until: float) -> None:
@@ -217,21 +218,23 @@ class Rates:
         return why and f"waits {math.ceil(seconds)} s ({why})"
 
 
-_kept: weakref.WeakValueDictionary[object, Rates] = weakref.WeakValueDictionary()
+_kept: dict[object, Rates] = {}
 
 
 def rates_of(server: object) -> Rates:
-    """The rates of a server and a key: the same for all who ask for them at a time."""
+    """The rates of a server and a key: the same for all routes of this process, one after another
+    too.
+
+    >>> rates_of(("http://h", "key")) is rates_of(("http://h", "key"))
+    True
+    """
     with _LOCK:
-        rates = _kept.get(server)
-        if rates is None:
-            rates = _kept[server] = Rates()
-        return rates
+        return _kept.setdefault(server, Rates())
 
 
 def seconds_of(text: str, now: float) -> float | None:
-    """The seconds that a header names: as a number, as a duration such as `6m0s` or `20ms`, or up to
-    a time (RFC 3339, an HTTP date, or a count from 1970). None where it is none of these.
+    """The seconds that a header names; None where it names none. It is a number, a duration such as
+    `6m0s` or `20ms`, or a time (RFC 3339, an HTTP date, or a count from 1970).
 
     >>> [seconds_of(text, now=4.0) for text in ("2", "6m0s", "1h2m3.5s", "20ms", "soon")]
     [2.0, 360.0, 3723.5, 0.02, None]
@@ -264,9 +267,9 @@ def _moment(text: str) -> float | None:
 
 
 def left_in(headers: Mapping[str, str], now: float) -> list[Left]:
-    """What the headers of an answer say is left, by quota: those of OpenAI and of servers like it,
-    of Anthropic, and of the IETF's draft. A quota whose end no header names is for the period in
-    its name, else for a minute.
+    """What the headers of an answer report as left, by quota. They are those of OpenAI and of
+    servers like it, of Anthropic, and of the IETF's drafts. A quota whose end no header names is for
+    the period in its name, else for a minute.
 
     >>> left_in({"x-ratelimit-remaining-requests": "0", "x-ratelimit-reset-requests": "1m2s"}, 0.0)
     [Left(quota='requests', of_tokens=False, number=0.0, seconds=62.0)]
@@ -293,15 +296,19 @@ def left_in(headers: Mapping[str, str], now: float) -> list[Left]:
 
 
 def _single(header: str, value: str) -> Iterator[tuple[str, str]]:
-    """The names and values that a header holds: one, or several in the one of the IETF's draft."""
+    """The names and values that a header holds: one, or those of each policy in the header of the
+    IETF's drafts.
+    """
     named = _NAME.fullmatch(header)
     if named is not None:
         yield named[1], value
     elif header == "ratelimit":
-        for short, name in (("r", "remaining"), ("t", "reset")):
-            found = re.search(rf"\b(?:{short}|{name})=([0-9.]+)", value)
-            if found is not None:
-                yield name, found[1]
+        quota = "requests"
+        for policy, name, number in _POLICIES.findall(value.lower()):
+            if policy:
+                quota = policy if "token" in policy else f"requests-{policy}"
+            else:
+                yield f"{quota}-{_SHORT.get(name, name)}", number
 
 
 def _period(quota: str) -> float:

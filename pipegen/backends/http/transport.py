@@ -25,8 +25,8 @@ may bring the server down.
 
 - A server that answers "later" to everything is asked by one request at a time, until it is back.
 - A row has one deadline for everything: the gate, the connection, the answer, pauses, further
-  attempts. Nothing that a server sends moves it. Only with limits of requests or tokens a minute,
-  waiting at the gate is no part of it: there the time of the whole call counts.
+  attempts. Nothing that a server sends moves it. With limits of requests or tokens a minute,
+  waiting at the gate is no part of it. There the time of the whole call counts.
 - Every attempt that entered the gate leaves it exactly once, and closes what it opened.
 - No answer takes more memory than was allowed for what was asked (see `bounds`).
 - What belongs to an event loop (connections, gate, deadlines) is used on that loop alone, and is

@@ -72,8 +72,8 @@ corrected.
 
 
 def retry_after(headers: Mapping[str, str], now: float | None = None) -> float | None:
-    """The seconds that a server asks for, from its `Retry-After` (or `retry-after-ms`): a number, a
-    duration, or a date; None where it says none of these.
+    """The seconds that a server asks for, from its `Retry-After` (or `retry-after-ms`). It is a
+    number, a duration, or a date; None where it is none of these.
 
     >>> (
     ...     retry_after({"retry-after": "2"}),

@@ -1,12 +1,13 @@
-"""Limits of requests and tokens a minute: by a clock that is told to go on, and over the wire."""
+"""Limits of requests and tokens a minute: by a clock that the test moves, and over the wire."""
 
 from __future__ import annotations
 
 import asyncio
 import io
 import json
+import math
 import threading
-import weakref
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ from support.canned_server import Canned, CannedServer, events
 from support.clock import Clock, on_clock
 
 import pipegen as pg
-from pipegen.backends.http.rates import MINUTE, Left, left_in, rates_of
+from pipegen.backends.http.rates import MINUTE, Left, Limits, Rates, Turn, left_in, rates_of
 from pipegen.core.slots import is_ok
 
 pytest.importorskip("aiohttp")
@@ -24,7 +25,7 @@ pytest.importorskip("tenacity")
 
 @pytest.fixture(autouse=True)
 def _nothing_was_sent_before(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pipegen.backends.http.rates._kept", weakref.WeakValueDictionary())
+    monkeypatch.setattr("pipegen.backends.http.rates._kept", {})
 
 
 def good(usage: dict[str, int] | None = None) -> dict[str, Any]:
@@ -198,6 +199,9 @@ async def test_what_no_minute_has_is_refused_in_words(
         {"x-ratelimit-remaining-tokens-minute": "0", "x-ratelimit-reset-tokens-minute": "20.0"},
         {"RateLimit-Remaining": "0", "RateLimit-Reset": "20"},
         {"RateLimit": '"default";r=0;t=20'},
+        {"RateLimit": '"burst";r=0;t=20, "daily";r=900;t=86400'},
+        {"RateLimit": "daily;r=900;t=86400, tokens;t=20;r=0"},
+        {"RateLimit": "limit=10, remaining=0, reset=20"},
         {"x-ratelimit-remaining": "0", "x-ratelimit-reset-after": "20000ms"},
         {"anthropic-ratelimit-output-tokens-remaining": "0", "retry-after": "9"}
         | {"anthropic-ratelimit-output-tokens-reset": "1970-01-01T00:00:20Z"},
@@ -290,6 +294,30 @@ async def test_retry_after_keeps_all_routes_of_a_server_away(
     assert server.asked[:3] == [0.0, 10.0, 10.0]
 
 
+@on_clock
+async def test_nothing_is_given_up_while_an_answer_is_out_that_may_report_more(
+    loop: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    few, many = [
+        {"x-ratelimit-remaining-tokens": number, "x-ratelimit-reset-tokens": "6m0s"}
+        for number in ("1100", "9000")
+    ]
+    server = Server(loop, Said(headers=few), Said(headers=many))
+    sender = await sender_to(server, monkeypatch, requests_per_minute=9, outage=0.0)
+    await asyncio.wait(await ask(sender))
+    tasks = await ask(sender, 4)
+    await loop.go_on(0.1)
+    assert all(is_ok(task.result()) for task in tasks)
+    assert len(server.asked) == 5
+
+
+def test_a_route_without_limits_keeps_no_more_than_the_last_minute() -> None:
+    rates = Rates()
+    for second in range(500):
+        rates.enter(Turn(1), float(second), Limits())
+    assert len(rates._turns) == math.ceil(MINUTE)
+
+
 def test_servers_and_keys_are_counted_apart() -> None:
     from pipegen.backends.http.access import access_to
 
@@ -327,8 +355,8 @@ def openai(server: Any, **settings: Any) -> Any:
     return pg.backends.openai_server("m", base_url=server.url, **settings)
 
 
-@pytest.mark.parametrize("way", ["run", "imap", "stream", "arun"])
-def test_all_ways_to_ask_count(way: str) -> None:
+@pytest.mark.parametrize("way", ["run", "imap", "stream", "arun", "job"])
+def test_all_ways_to_ask_count(way: str, tmp_path: Path) -> None:
     """The fourth request in a minute is one too many: its call has no time for the next minute."""
     whole = Canned(good({"prompt_tokens": 1, "completion_tokens": 2}))
     piece = {"index": 0, "finish_reason": "stop", "delta": {"content": "Hi"}}
@@ -342,12 +370,14 @@ def test_all_ways_to_ask_count(way: str) -> None:
                 slots = [*pg.imap(route, asked)]
             elif way == "arun":
                 slots = [*asyncio.run(pg.arun(route, asked))]  # type: ignore[arg-type]
+            elif way == "job":
+                slots = [*pg.job(route, asked, tmp_path / "job")]
             else:
                 slots = [event.slot for event in pg.stream(route, asked) if hasattr(event, "slot")]
     assert [is_ok(slot) for slot in slots] == [True] * 3 + [False]
     assert isinstance(slots[-1].failure(), pg.Timeout)
     assert len(server.bodies) == 3
-    assert [body["messages"][0]["content"] for body in server.bodies] == ["0", "1", "2"]
+    assert {body["messages"][0]["content"] for body in server.bodies} == {"0", "1", "2"}
 
 
 def test_runs_in_threads_share_a_minute() -> None:
@@ -365,6 +395,34 @@ def test_runs_in_threads_share_a_minute() -> None:
             thread.join()
     assert sum(is_ok(slot) for slot in slots) == 5
     assert len(server.bodies) == 5
+
+
+def test_a_route_that_is_opened_after_another_was_closed_shares_its_minute() -> None:
+    counts = list[int]()
+    with CannedServer(Canned(good())) as server:
+        for _ in range(2):
+            with openai(server, requests_per_minute=3, batch_budget=1.0) as route:
+                slots = pg.run(route, [{"prompt": "a"}, {"prompt": "b"}])
+            counts.append(sum(map(is_ok, slots)))
+    assert counts == [2, 1]
+
+
+def test_generate_says_why_it_waits(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from pipegen.cli import main, progress_line
+
+    monkeypatch.setattr(progress_line, "EVERY", 0.0)
+    monkeypatch.setattr(progress_line, "CHECKED", 0.01)
+    rows = tmp_path / "in.jsonl"
+    rows.write_text('{"prompt": "a"}\n{"prompt": "b"}\n')
+    with CannedServer(Canned(good())) as server:
+        words = f"generate {rows} -o {tmp_path / 'out.jsonl'} --backend openai --model m"
+        limits = "--requests-per-minute 1 --batch-budget 1"
+        with pytest.raises(SystemExit):
+            main([*words.split(), "--base-url", server.url, *limits.split()])
+    assert "done, 1 failed" in (line := capsys.readouterr().err)
+    assert "(requests_per_minute=1)" in line
 
 
 def test_the_progress_line_says_why_it_waits(monkeypatch: pytest.MonkeyPatch) -> None:
