@@ -24,7 +24,8 @@ from pipegen.core.pipe import Pipe
 from pipegen.core.slots import Slot, is_ok
 from pipegen.engines.protocol import Event, RowDone, is_text_engine
 from pipegen.records.messages import Message, TextPart
-from pipegen.records.options import GenerationOptions, flat_values
+from pipegen.records.option_table import OPTIONS
+from pipegen.records.options import GenerationOptions
 from pipegen.records.requests import GenerationRequest, ScoringRequest
 from pipegen.records.results import Finish, GenerationResult
 
@@ -339,17 +340,21 @@ def _operation(given: Slot[GenerationRequest], engine: Any) -> str:
 def _asked(options: GenerationOptions | None) -> dict[str, Any]:
     if options is None:
         return {}
-    flat = flat_values(options)
-    values = {f"gen_ai.request.{name}": flat[option] for option, name in _OPTIONS.items()}
-    if (flat["samples"] or 1) != 1:
-        values["gen_ai.request.choice.count"] = flat["samples"]
-    if flat["json_schema"] is not None:
+    values = {f"gen_ai.request.{name}": _of(options, option) for option, name in _OPTIONS.items()}
+    if ((samples := _of(options, "samples")) or 1) != 1:
+        values["gen_ai.request.choice.count"] = samples
+    if _of(options, "json_schema") is not None:
         values["gen_ai.output.type"] = "json"
     return {
         name: list(value) if isinstance(value, tuple) else value
         for name, value in values.items()
         if value is not None and value != ()
     }
+
+
+def _of(options: GenerationOptions, name: str) -> Any:
+    group = OPTIONS[name].group
+    return getattr(getattr(options, group) if group else options, name, None)
 
 
 def _usage(result: GenerationResult) -> dict[str, int]:
