@@ -328,6 +328,7 @@ INSTALLED = {
     "video": "import av, pipegen.media.video",
     "testing": "import pipegen.testing.strategies, pipegen.testing.conformance",
     "renderers": "import pipegen.contrib.renderers",
+    "otel": "import opentelemetry.sdk.trace, pipegen",
     "ray": "import ray, pipegen as pg; pg.ray.Generate",
     "hf": ASK.replace("OPTIONS", "'max_new_tokens': 4"),
     "peft": "import peft;" + ASK.replace("OPTIONS", "'max_new_tokens': 4"),

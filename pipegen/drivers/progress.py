@@ -142,6 +142,11 @@ class _WatchedSession:
     def side_by_side(self) -> int:
         return self._session.side_by_side
 
+    @property
+    def running(self) -> int:
+        running: int = getattr(self._session, "running", self.side_by_side)
+        return running
+
     def add(self, inputs: Mapping[int, Any]) -> None:
         self._made.update(dict.fromkeys(inputs, 0))
         self._count(rows=len(inputs))

@@ -67,6 +67,8 @@ class RowDone:
     """The position of the row in the call."""
     slot: Slot[Any]
     """The answer of the row."""
+    retries: int = 0
+    """How often the row was sent to a server again."""
 
 
 @record

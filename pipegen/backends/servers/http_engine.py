@@ -17,7 +17,7 @@ from pipegen.backends.http.loops import LoopThread
 from pipegen.backends.http.transport import RowCall
 from pipegen.backends.request_queue import beginning
 from pipegen.backends.servers.reading import malformed
-from pipegen.backends.servers.sending import Sender
+from pipegen.backends.servers.sending import Sender, Work
 from pipegen.backends.servers.wire import Completion, Facts, ServerRequest, Wire, WireRequest
 from pipegen.core.errors import BackendFailed, CallFailed
 from pipegen.core.slots import Slot, is_ok
@@ -62,6 +62,21 @@ class HttpEngine(ABC, Generic[A, R]):
     def address(self) -> str:
         """Which model is asked, and where."""
         return f"{self.sender.named} at {self.sender.access.root}"
+
+    @property
+    def model_name(self) -> str:
+        """The name that the server is asked with, as far as settings say it."""
+        return self.sender.settings.served_model_name or self.sender.named
+
+    @property
+    def server_root(self) -> str:
+        """The server's address."""
+        return self.sender.access.root
+
+    @property
+    def work(self) -> Work:
+        """What the server has counted of prompts."""
+        return self.sender.work
 
     @property
     def waits(self) -> str:
@@ -206,8 +221,10 @@ class ServerSession(Generic[A, R]):
         self._engine, self._wake, self._tokens, self._fed = engine, wake, tokens, fed
         self._loop = engine.loop.running() if loop is None else loop
         self._events = deque[object]()
-        self._done, self._slots = deque[int](), deque[Slot[R]]()
-        """The rows that have ended since the last step, and the answer of each."""
+        self._done, self._slots, self._retries = deque[int](), deque[Slot[R]](), deque[int]()
+        """The rows that have ended since the last step; the answer of each, and how often it was
+        sent again.
+        """
         self._woken = False
         """Whether the caller has been woken since its last step."""
         self._bug: Exception | None = None
@@ -245,8 +262,14 @@ class ServerSession(Generic[A, R]):
         ended = len(self._done)  # the other events of these rows have come before
         events = [self._events.popleft() for _ in range(len(self._events))]
         for _ in range(ended):
-            events.append(RowDone(row=self._done.popleft(), slot=self._slots.popleft()))
+            row, slot = self._done.popleft(), self._slots.popleft()
+            events.append(RowDone(row=row, slot=slot, retries=self._retries.popleft()))
         return events
+
+    @property
+    def running(self) -> int:
+        """How many rows are asked for."""
+        return self._added - self._ended - len(self._inputs)
 
     def close(self) -> None:
         """Cancel the rows that still run, and wait until they have ended."""
@@ -286,6 +309,7 @@ class ServerSession(Generic[A, R]):
                 slot = slot.alt(engine.sender.access.scrubbed)
             self._ended += 1
             self._slots.append(slot)
+            self._retries.append(call.retries)
             self._done.append(number)
             self._wake_caller()
         self._room += 1

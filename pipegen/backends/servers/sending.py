@@ -28,6 +28,7 @@ import functools
 import math
 import secrets
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar, cast
 
 from returns.result import Failure, Success
@@ -117,6 +118,16 @@ class _Sendable(NamedTuple):
     """Those that it counts with, where a route to this server has limits."""
 
 
+@dataclass(slots=True)
+class Work:
+    """What a server has counted of the prompts that it was sent."""
+
+    prompt_tokens: int = 0
+    """Those that it read."""
+    shared_tokens: int = 0
+    """Those that were in its prefix cache, where it says so."""
+
+
 class Sender:
     """Asks one server, by one engine's wire."""
 
@@ -128,6 +139,7 @@ class Sender:
         )
         self.directory = Directory(self.transport, wire.about, paths)
         self.model = LastCallCache(self._model_by)
+        self.work = Work()
 
     @functools.cached_property
     def extra_body(self) -> dict[str, object]:
@@ -222,9 +234,8 @@ class Sender:
         self, row: Asked[R], ask: ServerRequest, value: Slot[object], call: RowCall
     ) -> Slot[R]:
         def read(completions: tuple[Completion, ...]) -> Slot[R]:
-            if call.turn is not None:
-                for completion in completions:
-                    self._spent(call, ask, completion.usage, len(completion.token_ids or ()))
+            for completion in completions:
+                self._spent(call, ask, completion.usage, len(completion.token_ids or ()))
             return row.read(completions)
 
         return guard_result(
@@ -240,6 +251,9 @@ class Sender:
         """
         prompt = usage.get("prompt_tokens") or ask.prompt_tokens or len(ask.token_ids)
         answer = usage.get("completion_tokens", count)
+        cached = usage.get("cached_tokens", 0)
+        self.work.prompt_tokens += prompt - cached
+        self.work.shared_tokens += cached
         if call.turn is not None and prompt and answer:
             self.transport.rates.spent(call.turn, prompt + answer, answer)
 

@@ -285,6 +285,11 @@ class VLLMSession:
         """How many rows vLLM runs side by side."""
         return self._engine._side_by_side if self._mailbox.wake is None else 0
 
+    @property
+    def running(self) -> int:
+        """How many rows vLLM has."""
+        return len(self._requests)
+
     def add(self, inputs: Mapping[int, Encoded | ScoreInput]) -> None:
         """Add rows, by their numbers. Raises `CallFailed` where vLLM cannot start, or has
         died.
