@@ -41,7 +41,7 @@ ROOMS = (
 )
 """Each imports only itself and those before it."""
 BUDGETS = {
-    "backends": 125_550,
+    "backends": 128_150,
     "cli": 40_300,
     "records": 37_850,
     "report": 33_550,
