@@ -389,7 +389,7 @@ class Drive(Generic[K]):
         for row in (opened.rows[event.row], *opened.others.get(event.row, ())):
             request = self._requests.get(row.key)
             if self._telemetry is not None and request is not None and request.seen is not None:
-                self._telemetry.sees(request.seen, opened.backend.name, event)
+                self._telemetry.sees(request.seen, opened.backend, event)
 
     # Engines work.
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 from urllib.parse import urlsplit
-from weakref import WeakKeyDictionary, WeakSet, WeakValueDictionary
+from weakref import WeakKeyDictionary, WeakValueDictionary
 
 from pipegen.core.pipe import Pipe
 from pipegen.core.slots import Slot, is_ok
@@ -60,8 +60,8 @@ class Seen:
     given: Slot[GenerationRequest]
     span: Any
     operation: str
-    engine: str
-    """The name of the engine that worked on it last."""
+    engine: Any
+    """The engine that worked on it last."""
     began: float
     first: float | None = None
     """When its first tokens came, where the engine reports them."""
@@ -84,24 +84,23 @@ class Telemetry:
         self._meters = None if meters is None else _instruments(meters)
         self._streams, self.sessions = streams, sessions
         self._content = os.environ.get(CONTENT, "").strip().lower() in _RECORDED
-        self._engines: dict[str, Any] = {engine.name: engine for engine in pipe.owns}  # type: ignore[attr-defined]
-        self._first = next(iter(self._engines), "")
-        self._about: dict[str, dict[str, Any]] = {}
-        _running.add(self)
-        for engine in self._engines.values():
-            if hasattr(type(engine), "work"):
-                _counting[id(engine)] = engine
+        self._first: Any = next(iter(pipe.owns), None)
+        self._about: dict[int, tuple[Any, dict[str, Any]]] = {}
+        """The attributes of engines, by their ids."""
+        self._counted = set[int]()
+        """The engines whose prompts are in the metrics."""
+        _running[id(self)] = self
 
-    def about(self, engine: str) -> dict[str, Any]:
+    def about(self, engine: Any) -> dict[str, Any]:
         """The attributes of an engine."""
-        if engine not in self._about:
-            self._about[engine] = _about(engine, self._engines.get(engine))
-        return self._about[engine]
+        if id(engine) not in self._about:
+            self._about[id(engine)] = engine, _about(engine)
+        return self._about[id(engine)][1]
 
     def begins(self, given: Slot[GenerationRequest]) -> Seen:
         """A request is taken."""
         engine, about = self._first, self.about(self._first)
-        operation = _operation(given, self._engines.get(engine))
+        operation = _operation(given, engine)
         span = None
         if self._tracer is not None and self._trace is not None:
             kind = self._trace.SpanKind
@@ -113,13 +112,19 @@ class Telemetry:
             )
         return Seen(given, span, operation, engine, time.perf_counter())
 
-    def sees(self, seen: Seen, engine: str, event: Event) -> None:
+    def sees(self, seen: Seen, engine: Any, event: Event) -> None:
         """An engine reports something of a request."""
         if not isinstance(event, RowDone):
             seen.first = seen.first or time.perf_counter()
             return
-        seen.engine = engine
+        seen.engine = engine = getattr(engine, "watched", engine)
         seen.retries += event.retries
+        about = self.about(engine)
+        if id(engine) not in self._counted:
+            self._counted.add(id(engine))
+            work = getattr(engine, "prompt_work", None)
+            if self._meters is not None and work is not None:
+                _works[id(work)] = work, (*about.items(),)
 
     def ends(self, seen: Seen, outcome: Slot[Any] | Exception | None) -> None:
         """A request has its slot, or a bug; None where it was left."""
@@ -138,8 +143,8 @@ class Telemetry:
         if seen.span is not None and seen.span.is_recording():
             self._describe(seen, result, error, about, usage, first)
             if error and self._trace is not None:
-                said = words if self._content else None
-                seen.span.set_status(self._trace.Status(self._trace.StatusCode.ERROR, said))
+                code = self._trace.StatusCode.ERROR
+                seen.span.set_status(self._trace.Status(code, words if self._content else None))
         if seen.span is not None:
             seen.span.end()
         if self._meters is not None:
@@ -184,10 +189,12 @@ class Telemetry:
         seen.span.set_attributes(values)
 
 
-_running: WeakSet[Telemetry] = WeakSet()
+_running: WeakValueDictionary[int, Telemetry] = WeakValueDictionary()
 """Those of the drives that have not been let go."""
-_counting: WeakValueDictionary[int, Any] = WeakValueDictionary()
-"""The engines that were asked while a provider was set, and count what their caches save."""
+_works: dict[int, tuple[Any, tuple[Any, ...]]] = {}
+"""What engines have counted of prompts, and their attributes: of all that worked for a drive. They
+are kept, so that the sum never falls.
+"""
 
 
 def telemetry_of(pipe: Pipe[Any, Any], *, streams: bool, sessions: Any) -> Telemetry | None:
@@ -295,9 +302,11 @@ def _instruments(provider: Any) -> _Instruments:
 def _rows() -> Counter[Any]:
     """How many rows are running, and how many wait, by the attributes of their engine."""
     counts: Counter[Any] = Counter()
-    for telemetry in [*_running]:
-        for opened in [*telemetry.sessions.opened.values()]:
-            about, rows = telemetry.about(opened.backend.name), len(opened.rows)
+    for reference in _running.valuerefs():  # another thread may add one: this is a copy
+        telemetry = reference()
+        for opened in [] if telemetry is None else [*telemetry.sessions.opened.values()]:
+            about = _about(getattr(opened.backend, "watched", opened.backend))
+            rows = len(opened.rows)
             running = min(rows, getattr(opened.session, "running", opened.session.side_by_side))
             for state, count in (("running", running), ("waiting", rows - running)):
                 counts[(*about.items(), ("pipegen.engine.state", state))] += count
@@ -305,19 +314,15 @@ def _rows() -> Counter[Any]:
 
 
 def _prefixes(index: int) -> Counter[Any]:
-    """How many tokens of prompts the engines were given, and found in their prefix caches. Engines
-    that differ in their plugins alone share their counts.
-    """
+    """How many tokens of prompts the engines were given, and found in their prefix caches."""
     counts: Counter[Any] = Counter()
-    for engine in [*_counting.values()]:
-        if getattr(engine, "loaded", True):
-            work, about = engine.work, (*_about(engine.name, engine).items(),)
-            both = work.prompt_tokens + work.shared_tokens, work.shared_tokens
-            counts[about] = max(counts[about], both[index])
+    for work, about in [*_works.values()]:
+        counts[about] += (work.prompt_tokens + work.shared_tokens, work.shared_tokens)[index]
     return counts
 
 
-def _about(name: str, engine: Any) -> dict[str, Any]:
+def _about(engine: Any) -> dict[str, Any]:
+    name: str = getattr(engine, "name", "")
     values: dict[str, Any] = {"gen_ai.provider.name": name.partition("_")[0] or "pipegen"}
     model, root = getattr(engine, "model_name", None), getattr(engine, "server_root", None)
     if model:

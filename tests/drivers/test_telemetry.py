@@ -5,6 +5,7 @@ set.
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import subprocess
 import sys
@@ -22,9 +23,7 @@ from pipegen.testing.faulty import FaultyServer
 
 CONTENT = "OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT"
 SECRET, ANSWER, KEY = "the prompt is secret", "so is the answer", "sk-very-secret-key"
-
-
-SAID = f"{ANSWER}<|im_end|>"
+REPLY = f"{ANSWER}<|im_end|>"
 
 
 class Recorded:
@@ -74,6 +73,9 @@ class Recorded:
 
 @pytest.fixture
 def recorded(monkeypatch: pytest.MonkeyPatch) -> Iterator[Recorded]:
+    from pipegen.drivers import telemetry
+
+    monkeypatch.setattr(telemetry, "_works", {})
     made = Recorded(monkeypatch)
     yield made
     made.tracers.shutdown()
@@ -106,7 +108,7 @@ DRIVERS: dict[str, Callable[[Any, Any, Path], Any]] = {
 def test_each_driver_gives_each_request_one_span_within_the_callers_own(
     recorded: Recorded, driver: str, tmp_path: Path
 ) -> None:
-    route = pg.route(FakeEngine(SAID))
+    route = pg.route(FakeEngine(REPLY))
     with recorded.tracers.get_tracer("app").start_as_current_span("mine") as mine:
         DRIVERS[driver](route, requests(), tmp_path)
     assert len(recorded.spans) == 3
@@ -134,7 +136,7 @@ def test_no_words_of_prompts_answers_or_errors_unless_they_are_asked_for(
     def reply(encoded: Any) -> Any:
         if "2" in encoded.prompt.text:
             return pg.InvalidRequest(f"bad: {SECRET}")
-        return SAID
+        return REPLY
 
     route = pg.route(FakeEngine(reply))
     pg.run(route, requests())
@@ -309,7 +311,7 @@ def test_a_bug_that_is_isolated_leaves_one_span_for_each_request(recorded: Recor
     def broken(encoded: Any) -> Any:
         if "1" in encoded.prompt.text:
             raise RuntimeError(SECRET)
-        return SAID
+        return REPLY
 
     slots = [*pg.imap(pg.route(FakeEngine(broken)), requests(), isolate_bugs=True)]
     assert [pg.is_ok(slot) for slot in slots] == [True, False, True]
@@ -319,7 +321,7 @@ def test_a_bug_that_is_isolated_leaves_one_span_for_each_request(recorded: Recor
 
 
 def test_a_bug_that_comes_through_is_on_its_span(recorded: Recorded) -> None:
-    route = pg.route(FakeEngine(SAID))
+    route = pg.route(FakeEngine(REPLY))
     stage: Any = pg.pure("mine", lambda _: {}["no"])
     with pytest.raises(KeyError):
         pg.run(route >> stage, requests(1))
@@ -335,11 +337,88 @@ def test_a_fallback_has_the_engine_that_answered(recorded: Recorded) -> None:
     from pipegen.core.fallback import fallback
 
     first = FakeEngine(lambda _: pg.RateLimited("no"), name="first")
-    second = FakeEngine(SAID, name="second")
+    second = FakeEngine(REPLY, name="second")
     when = (pg.RateLimited,)
     pg.run(fallback(pg.route(first), pg.route(second), when=when), requests(1))
     (span,) = recorded.spans
     assert span.attributes["gen_ai.provider.name"] == "second"
+
+
+def test_a_fallback_between_two_servers_has_the_one_that_answered(recorded: Recorded) -> None:
+    backends: Any = pg.backends
+    choice = {"index": 0, "finish_reason": "stop", "message": {"content": ANSWER}}
+    with (
+        CannedServer(Canned({}, status=429)) as one,
+        CannedServer(Canned({"choices": [choice]})) as two,
+    ):
+        first = backends.openai_server("a", base_url=one.url, retries=0, outage=0)
+        second = backends.openai_server("b", base_url=two.url)
+        with pg.fallback(first, second, when=(pg.RateLimited,)) as route:
+            pg.run(route, requests(1))
+    (span,) = recorded.spans
+    assert span.attributes["gen_ai.request.model"] == "b"
+    assert span.attributes["server.port"] == two.server_port
+
+
+def test_engines_of_one_model_are_counted_together_and_after_they_are_closed(
+    recorded: Recorded,
+) -> None:
+    backends: Any = pg.backends
+    choice = {"index": 0, "finish_reason": "stop", "message": {"content": ANSWER}}
+    usage = {"prompt_tokens": 9, "prompt_tokens_details": {"cached_tokens": 4}}
+    with CannedServer(Canned({"choices": [choice], "usage": usage})) as server:
+        for _ in range(2):
+            with backends.openai_server("m", base_url=server.url) as route:
+                pg.run(pg.watched(route, lambda now: None), requests(2))
+            del route
+            gc.collect()
+    assert cache(recorded.metrics, "m") == [16, 36]
+
+
+@pytest.mark.parametrize("driver", ["run", "imap", "stream", "job", "aimap"])
+def test_a_conversation_has_one_span_with_the_tokens_of_all_its_turns(
+    recorded: Recorded, driver: str, tmp_path: Path
+) -> None:
+    def look(word: str) -> str:
+        """Look a word up."""
+        return SECRET
+
+    call = {"name": "look", "arguments": {"word": "a"}}
+    calls = json.dumps([{"id": "call00000", "type": "function", "function": call}])
+    engine = FakeEngine(
+        lambda row: REPLY if row.request.messages[-1].role == "tool" else f"{calls}<|im_end|>"
+    )
+    agent = pg.turns(pg.route(engine), pg.tools([look]))
+    asked = [{"messages": [{"role": "user", "content": "?"}]}]
+    DRIVERS[driver](agent, asked, tmp_path)
+    result = pg.run(agent, asked)[0].unwrap()
+    first, second = recorded.spans
+    for span in (first, second):
+        usage = [span.attributes[f"gen_ai.usage.{kind}_tokens"] for kind in ("input", "output")]
+        assert len(result.rounds) == 2
+        assert usage == [
+            sum(turn.prompt_tokens for turn in result.rounds),
+            sum(turn.completion_tokens for turn in result.rounds),
+        ]
+        assert span.attributes["gen_ai.response.finish_reasons"] == ("stop",)
+    assert SECRET not in recorded.text
+
+
+def test_the_next_turn_of_a_conversation_is_a_request_of_its_own(recorded: Recorded) -> None:
+    route = pg.route(FakeEngine(REPLY))
+    first = pg.run(route, requests(1))[0].unwrap()
+    second = pg.run(route, [first.then("And?")])[0].unwrap()
+    counts = [span.attributes["gen_ai.usage.input_tokens"] for span in recorded.spans]
+    assert counts == [first.prompt_tokens, second.prompt_tokens]
+
+
+def test_a_job_that_goes_on_has_spans_of_what_it_asks_again(
+    recorded: Recorded, tmp_path: Path
+) -> None:
+    route = pg.route(FakeEngine(REPLY))
+    assert len([*pg.job(route, requests(2), tmp_path / "job")]) == 2
+    assert len([*pg.job(route, requests(3), tmp_path / "job")]) == 3
+    assert len(recorded.spans) == 3
 
 
 def test_spans_that_are_not_sampled_cost_no_attributes(
@@ -351,7 +430,7 @@ def test_spans_that_are_not_sampled_cost_no_attributes(
 
     recorded.tracers.sampler = ALWAYS_OFF
     monkeypatch.setattr(Telemetry, "_describe", lambda *_: pytest.fail("it was described"))
-    assert pg.is_ok(pg.run(pg.route(FakeEngine(SAID)), requests(1))[0])
+    assert pg.is_ok(pg.run(pg.route(FakeEngine(REPLY)), requests(1))[0])
     assert recorded.spans == []
     assert recorded.metrics["gen_ai.client.operation.duration"][0].count == 1
 
@@ -360,7 +439,7 @@ def test_the_environment_switches_it_off(
     recorded: Recorded, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OTEL_PYTHON_DISABLED_INSTRUMENTATIONS", "aiohttp-client, pipegen")
-    pg.run(pg.route(FakeEngine(SAID)), requests(1))
+    pg.run(pg.route(FakeEngine(REPLY)), requests(1))
     assert recorded.spans == []
     assert recorded.metrics == {}
 
@@ -368,7 +447,7 @@ def test_the_environment_switches_it_off(
 def test_without_a_provider_nothing_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
     from pipegen.drivers.telemetry import telemetry_of
 
-    pipe: Any = pg.route(FakeEngine(SAID))
+    pipe: Any = pg.route(FakeEngine(REPLY))
     assert telemetry_of(pipe, streams=False, sessions=None) is None
     trace = pytest.importorskip("opentelemetry.trace")
     metrics = pytest.importorskip("opentelemetry.metrics")

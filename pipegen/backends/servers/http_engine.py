@@ -17,14 +17,14 @@ from pipegen.backends.http.loops import LoopThread
 from pipegen.backends.http.transport import RowCall
 from pipegen.backends.request_queue import beginning
 from pipegen.backends.servers.reading import malformed
-from pipegen.backends.servers.sending import Sender, Work
+from pipegen.backends.servers.sending import Sender
 from pipegen.backends.servers.wire import Completion, Facts, ServerRequest, Wire, WireRequest
 from pipegen.core.errors import BackendFailed, CallFailed
 from pipegen.core.slots import Slot, is_ok
 from pipegen.engines.capabilities import Capabilities
 from pipegen.engines.model import Model
 from pipegen.engines.plugin import Plugin
-from pipegen.engines.protocol import RowDone
+from pipegen.engines.protocol import PromptWork, RowDone
 from pipegen.engines.session import answers
 from pipegen.engines.settings import ServerSettings, that_change_answers
 from pipegen.records.engine_list import shown
@@ -74,9 +74,9 @@ class HttpEngine(ABC, Generic[A, R]):
         return self.sender.access.root
 
     @property
-    def work(self) -> Work:
+    def prompt_work(self) -> PromptWork:
         """What the server has counted of prompts."""
-        return self.sender.work
+        return self.sender.prompt_work
 
     @property
     def waits(self) -> str:

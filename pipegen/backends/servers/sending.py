@@ -28,7 +28,6 @@ import functools
 import math
 import secrets
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar, cast
 
 from returns.result import Failure, Success
@@ -66,6 +65,7 @@ from pipegen.core.errors import (
 )
 from pipegen.core.foreign_calls import Raised, guard, guard_result, report
 from pipegen.core.slots import Slot, is_ok
+from pipegen.engines.protocol import PromptWork
 from pipegen.engines.settings import ServerSettings
 from pipegen.records.frozen import NOTHING
 from pipegen.records.secret import revealed
@@ -118,16 +118,6 @@ class _Sendable(NamedTuple):
     """Those that it counts with, where a route to this server has limits."""
 
 
-@dataclass(slots=True)
-class Work:
-    """What a server has counted of the prompts that it was sent."""
-
-    prompt_tokens: int = 0
-    """Those that it read."""
-    shared_tokens: int = 0
-    """Those that were in its prefix cache, where it says so."""
-
-
 class Sender:
     """Asks one server, by one engine's wire."""
 
@@ -139,7 +129,7 @@ class Sender:
         )
         self.directory = Directory(self.transport, wire.about, paths)
         self.model = LastCallCache(self._model_by)
-        self.work = Work()
+        self.prompt_work = PromptWork()
 
     @functools.cached_property
     def extra_body(self) -> dict[str, object]:
@@ -251,9 +241,7 @@ class Sender:
         """
         prompt = usage.get("prompt_tokens") or ask.prompt_tokens or len(ask.token_ids)
         answer = usage.get("completion_tokens", count)
-        cached = usage.get("cached_tokens", 0)
-        self.work.prompt_tokens += prompt - cached
-        self.work.shared_tokens += cached
+        self.prompt_work.count(prompt, cached=usage.get("cached_tokens", 0))
         if call.turn is not None and prompt and answer:
             self.transport.rates.spent(call.turn, prompt + answer, answer)
 

@@ -45,7 +45,7 @@ from pipegen.core.foreign_calls import attempt
 from pipegen.core.slots import Slot, is_ok
 from pipegen.engines.capabilities import ENGINES, Capabilities
 from pipegen.engines.extras import need
-from pipegen.engines.protocol import Event, RowDone
+from pipegen.engines.protocol import Event, PromptWork, RowDone
 from pipegen.engines.settings import ModelLoadConfig
 from pipegen.records.messages import ImageSource
 from pipegen.records.options import VlmPreprocessOptions
@@ -81,6 +81,8 @@ class VLLMEngine(CheckpointEngine):
         super().__init__(load)
         check_arguments(self._checkpoint)
         self._core = Core(self._checkpoint)
+        self.prompt_work = PromptWork()
+        """What vLLM has counted of prompts."""
 
     @property
     def capabilities(self) -> Capabilities:
@@ -379,6 +381,10 @@ class VLLMSession:
                 if event is not None:
                     yield event
                 if row.done:
+                    cached = getattr(output, "num_cached_tokens", None) or 0
+                    self._engine.prompt_work.count(
+                        len(output.prompt_token_ids or ()), cached=cached
+                    )
                     ended += [] if output.finished else [output.request_id]
                     yield RowDone(row=position, slot=row.slot())
         if ended:
