@@ -332,6 +332,7 @@ INSTALLED = {
     "testing": "import pipegen.testing.strategies, pipegen.testing.conformance",
     "renderers": "import pipegen.contrib.renderers",
     "mcp": "import mcp, pipegen as pg; pg.mcp",
+    "otel": "import opentelemetry.sdk.trace, pipegen",
     "ray": "import ray, pipegen as pg; pg.ray.Generate",
     "trl": "import trl, pipegen.contrib.trl",
     "hf": ASK.replace("OPTIONS", "'max_new_tokens': 4"),

@@ -67,7 +67,10 @@ RUN_HERE = [
 
 @pytest.mark.parametrize("page", RUN_HERE, ids=page_id)
 def test_the_python_blocks_of_a_page_run_and_print_what_it_shows(
-    page: Path, reader: Path, capsys: pytest.CaptureFixture[str]
+    page: Path,
+    reader: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """What a page's code prints stands in its text blocks."""
     pytest.importorskip("torch")
@@ -78,6 +81,14 @@ def test_the_python_blocks_of_a_page_run_and_print_what_it_shows(
     for words, package in needs.items():
         if words in page.read_text(encoding="utf-8"):
             pytest.importorskip(package)
+    if "import TracerProvider" in page.read_text(encoding="utf-8"):
+        pytest.importorskip("opentelemetry.sdk")
+        from opentelemetry import trace
+        from opentelemetry.util._once import Once
+
+        # a provider is set once in a process: that of the page is for the page
+        monkeypatch.setattr(trace, "_TRACER_PROVIDER", None)
+        monkeypatch.setattr(trace, "_TRACER_PROVIDER_SET_ONCE", Once())
     parser = PythonCodeBlockParser(doctest_optionflags=doctest.NORMALIZE_WHITESPACE)
     for example in sybil.Sybil(parsers=[parser]).parse(page).examples():
         example.evaluate()

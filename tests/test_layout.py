@@ -41,14 +41,14 @@ ROOMS = (
 )
 """Each imports only itself and those before it."""
 BUDGETS = {
-    "backends": 125_550,
-    "cli": 40_200,
+    "backends": 129_700,
+    "cli": 40_300,
     "records": 38_050,
     "report": 33_550,
+    "drivers": 33_150,
     "jobs": 32_600,
-    "drivers": 29_600,
     "testing": 25_150,
-    "stages": 24_450,
+    "stages": 24_600,
     "io": 20_150,
     "template": 16_450,
     "core": 13_650,
@@ -56,8 +56,9 @@ BUDGETS = {
     "answer": 10_500,
     "config": 8_300,
     "contrib": 7_800,
+    "contrib": 7_800,
+    "engines": 7_700,
     "ending": 7_650,
-    "engines": 7_550,
     "plugins": 5_450,
     "evals": 5_150,
     "embedded": 50,
@@ -156,7 +157,7 @@ INNER_NAMES = {
 """What the rooms above the border import from those below it, beside the public names: by module."""
 HEAVY = (
     *("torch", "transformers", "vllm", "PIL", "numpy", "peft", "accelerate", "aiohttp", "orjson"),
-    *("tenacity", "pyarrow", "jsonschema"),
+    *("tenacity", "pyarrow", "jsonschema", "opentelemetry"),
 )
 
 

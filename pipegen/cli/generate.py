@@ -192,6 +192,7 @@ def _generate(files: Files, meter: Meter, ending: _Ending) -> int:
         route = stack.enter_context(
             turns(attached(open_routes(request_settings.load), request_settings.plugins))
         )
+        meter.engines = route.owns
         _say_continued(files, route)
         show_progress = stack.enter_context(progress(total, meter, shown=not files.quiet))
         if not files.quiet or files.summary is not None:

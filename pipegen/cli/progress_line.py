@@ -11,7 +11,7 @@ import contextlib
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -72,6 +72,8 @@ class Meter:
     """When the last line was shown."""
     lock: threading.Lock = field(default_factory=threading.Lock)
     """Lets one thread show a line at a time."""
+    engines: Iterable[object] = ()
+    """Those that are asked: one may say why requests wait (`waits`)."""
 
     def __post_init__(self) -> None:
         self.began = self.shown = self.clock()
@@ -132,13 +134,18 @@ class Meter:
             parts.append(f"{short(tally.made_tokens)} tokens")
         return ", ".join(parts)
 
+    def __str__(self) -> str:
+        """Why requests wait; empty where they do not."""
+        waits = (getattr(engine, "waits", "") for engine in self.engines)
+        return next((f", {why}" for why in waits if why), "")
+
     def tell(self) -> None:
         """Show a line about the run, where the last one is `EVERY` seconds ago."""
         with self.lock:
             moment = self.clock()
             if moment - self.shown >= EVERY:
                 self.shown = moment
-                say(f"{shown_time(moment - self.began)}: {self.words()}")
+                say(f"{shown_time(moment - self.began)}: {self.words()}{self}")
 
     def plain(self) -> dict[str, Any]:
         """The run's counts, times and rates as plain data. Rates are of what was asked in this run,
@@ -217,10 +224,11 @@ def progress(
         BarColumn(bar_width=8),
         TaskProgressColumn(),
         TimeElapsedColumn(),
-        TextColumn("{task.description}", markup=False),
+        # the last is asked each time that the bar is drawn: nothing happens while requests wait
+        TextColumn("{task.description}{task.fields[waits]}", markup=False),
     ]
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("preparing", total=total)
+        task = bar.add_task("preparing", total=total, waits="" if meter is None else meter)
 
         def update(done: int | None, text: str | None) -> None:
             words = meter.words() if text is None and meter is not None else text

@@ -28,6 +28,7 @@ Of an input that is read, requests with images go through their stages there, up
 from __future__ import annotations
 
 import contextlib
+import sys
 import time
 from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Iterator, Sequence
 from contextvars import copy_context
@@ -62,6 +63,7 @@ from pipegen.drivers.drive_parts import (
 )
 from pipegen.drivers.isolation import error_of, isolated
 from pipegen.drivers.naming import request_words
+from pipegen.drivers.telemetry import telemetry_of
 from pipegen.engines.extras import MissingExtra
 from pipegen.engines.model import begin_run, end_run
 from pipegen.engines.protocol import Event, RowDone
@@ -90,6 +92,7 @@ class Drive(Generic[K]):
     finished: is called with each slot as soon as there is one, before its turn.
     kept: answers that are not asked for again.
     watcher: follows the calls of a whole batch.
+    recorded: whether OpenTelemetry is given its requests (see `pipegen.drivers.telemetry`).
     """
 
     def __init__(
@@ -105,6 +108,7 @@ class Drive(Generic[K]):
         kept: KeptAnswers[K] | None = None,
         watcher: Watcher | None = None,
         clock: Callable[[], float] = time.monotonic,
+        recorded: bool = True,
     ) -> None:
         self._pipe, self._input, self._is_batch = pipe, requests, requests.is_batch
         self._isolates, self._finished, self._kept = isolate_bugs, finished, kept
@@ -123,6 +127,12 @@ class Drive(Generic[K]):
             in_flight=in_flight,
             tokens=watcher is not None,
         )
+        self._telemetry = (
+            telemetry_of(pipe, streams=watcher is not None, sessions=self._sessions)
+            if recorded
+            else None
+        )
+        self._sessions.cheap_tokens = self._telemetry is not None
         self.closed = False
         """Whether no more work is wanted."""
         self._idle = False
@@ -255,6 +265,9 @@ class Drive(Generic[K]):
             self._sessions.leave(opened)
         self._sessions.scopes.close()
         self._input.close()
+        raised = sys.exc_info()[1]
+        for request in self._requests.values():
+            self._record_end(request, raised if isinstance(raised, Exception) else None)
         self._requests.clear()
         self._incomplete.clear()
         end_run(self, self._pipe.owns)
@@ -267,6 +280,8 @@ class Drive(Generic[K]):
         for key, slot in self._input.taken(self._wants_one):
             request = self._output_order.take(key, slot)
             self._requests[request.number] = request
+            if self._telemetry is not None:
+                request.seen = self._telemetry.begins(slot)
             if not self._is_batch and is_ok(slot) and slot.unwrap().sources:
                 self._input.prepare(request, partial(self._read, request), self.wake)
             else:
@@ -365,12 +380,23 @@ class Drive(Generic[K]):
 
     def _end(self, request: Request[K], outcome: Slot[Any] | Exception) -> None:
         """A request has its slot, or a bug."""
+        self._record_end(request, outcome)
         del self._requests[request.number]
         self._sessions.scopes.end(request.number)
         self._incomplete.pop(request.number, None)
         self._output_order.end(request, outcome)
         if not isinstance(outcome, Exception):
             self._finished(request.key, outcome)
+
+    def _record_end(self, request: Request[K], outcome: Slot[Any] | Exception | None) -> None:
+        if self._telemetry is not None and request.seen is not None:
+            self._telemetry.ends(request.seen, outcome)
+
+    def _record(self, opened: OpenSession, event: Event) -> None:
+        for row in (opened.rows[event.row], *opened.others.get(event.row, ())):
+            request = self._requests.get(row.key)
+            if self._telemetry is not None and request is not None and request.seen is not None:
+                self._telemetry.sees(request.seen, opened.backend, event)
 
     # Engines work.
 
@@ -413,6 +439,8 @@ class Drive(Generic[K]):
         for event in events:
             if self._watcher is not None:
                 self._watcher.sees(event)
+            if self._telemetry is not None:
+                self._record(opened, event)
             if isinstance(event, RowDone):
                 keeps = self._kept is not None and not opened.is_known(event.row)
                 asked, rows = self._sessions.end(opened, event.row)
@@ -452,14 +480,14 @@ class Drive(Generic[K]):
 
 
 def drive(pipe: Pipe[Any, B], batch: Iterable[Slot[Any]]) -> Batch[B]:
-    """Run a pipe over the slots of a batch.
+    """Run a pipe over the slots of a batch. Nothing is recorded of them.
 
     >>> from pipegen.core.pipe import pure
     >>> drive(pure("double", lambda n: 2 * n), [Success(2)])
     (<Success: 4>,)
     """
     numbered_slots: list[tuple[int, Slot[B]]] = []
-    with contextlib.closing(Drive(pipe, WholeBatch(enumerate(batch)))) as runner:
+    with contextlib.closing(Drive(pipe, WholeBatch(enumerate(batch)), recorded=False)) as runner:
         while not runner.exhausted:  # no generator: it would change a StopIteration of the engine
             numbered_slots += runner.round()
     return tuple([slot for _, slot in numbered_slots])

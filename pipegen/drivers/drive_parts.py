@@ -25,6 +25,7 @@ from pipegen.core.slots import Slot, is_ok
 from pipegen.core.steps import EngineRequest
 from pipegen.drivers.arguments import admitted
 from pipegen.drivers.scopes import Scoped, Scopes
+from pipegen.drivers.telemetry import Seen
 from pipegen.engines.protocol import Event
 from pipegen.engines.session import open_session
 from pipegen.records.options import GenerationOptions
@@ -110,6 +111,8 @@ class Request(Generic[K]):
     number: int
     outcome: Slot[Any] | Exception | None = None
     """Its slot, or the bug that raises when its turn comes; None while it is in flight."""
+    seen: Seen | None = None
+    """What is recorded of it, where anything is."""
 
 
 @dataclass
@@ -315,7 +318,8 @@ class Sessions:
     they are its calls, one for each place of the pipe.
 
     in_flight: how many requests may be in flight; where that is open, the engines say it.
-    tokens: whether the engines tell of rows while they work on them.
+    tokens: whether the engines tell of rows while they work on them: all, or with `cheap_tokens`
+    those for which it costs little.
     """
 
     def __init__(
@@ -327,6 +331,7 @@ class Sessions:
         tokens: bool = False,
     ) -> None:
         self._wake, self._is_batch, self._tokens = wake, is_batch, tokens
+        self.cheap_tokens = False
         self.loop: asyncio.AbstractEventLoop | None = None
         """Of an asynchronous caller."""
         self.opened: dict[Any, OpenSession] = {}
@@ -354,9 +359,9 @@ class Sessions:
         name = (row.place, wanted.shown, id(engine)) if self._is_batch else id(engine)
         opened = self.opened.get(name)
         if opened is None:
-            session = open_session(
-                engine, self._wake, tokens=self._tokens, loop=self.loop, fed=not self._is_batch
-            )
+            cheap = self.cheap_tokens and getattr(engine, "tells_tokens", False)
+            tokens, fed = self._tokens or cheap, not self._is_batch
+            session = open_session(engine, self._wake, tokens=tokens, loop=self.loop, fed=fed)
             opened = self.opened[name] = OpenSession(name, session, engine, wanted.shown)
         # it is asked again, since an engine may know better once it has started
         if self._in_flight is not None:

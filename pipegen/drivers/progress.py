@@ -99,27 +99,27 @@ class _Watched:
     def __init__(
         self, engine: Backend[Any, Any], tell: Callable[[Progress], object], every: float
     ) -> None:
-        self._engine, self._tell, self._every = engine, tell, every
+        self.watched, self._tell, self._every = engine, tell, every
 
     @property
     def name(self) -> str:
-        return self._engine.name
+        return self.watched.name
 
     @property
     def depends_on(self) -> Mapping[str, Any]:
-        return answers_depend_on(self._engine)
+        return answers_depend_on(self.watched)
 
     @property
     def in_flight(self) -> int:
-        number: int = getattr(self._engine, "in_flight", IN_FLIGHT)
+        number: int = getattr(self.watched, "in_flight", IN_FLIGHT)
         return number
 
     def generate(self, inputs: Sequence[Any]) -> Sequence[Slot[Any]]:
         return answers(self, inputs)
 
     def open(self, wake: Callable[[], object], *, tokens: bool = False, **how: Any) -> Session:
-        tells: bool = tokens or getattr(self._engine, "tells_tokens", False)
-        session = open_session(self._engine, wake, tokens=tells, **how)
+        tells: bool = tokens or getattr(self.watched, "tells_tokens", False)
+        session = open_session(self.watched, wake, tokens=tells, **how)
         return _WatchedSession(self.name, session, self._tell, self._every)
 
 
@@ -139,6 +139,11 @@ class _WatchedSession:
     @property
     def side_by_side(self) -> int:
         return self._session.side_by_side
+
+    @property
+    def running(self) -> int:
+        running: int = getattr(self._session, "running", self.side_by_side)
+        return running
 
     def add(self, inputs: Mapping[int, Any]) -> None:
         self._made.update(dict.fromkeys(inputs, 0))

@@ -9,6 +9,7 @@ loading weights.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 
 from immutabledict import immutabledict
@@ -29,6 +30,7 @@ __all__ = [
     "Backend",
     "Engine",
     "Event",
+    "PromptWork",
     "RowDone",
     "TextEngine",
     "TextMade",
@@ -67,6 +69,8 @@ class RowDone:
     """The position of the row in the call."""
     slot: Slot[Any]
     """The answer of the row."""
+    retries: int = 0
+    """How often the row was sent to a server again."""
 
 
 @record
@@ -81,6 +85,28 @@ class TextMade:
     """The new text."""
     reasoning: str = ""
     """The new reasoning."""
+
+
+@dataclass(slots=True)
+class PromptWork:
+    """What an engine has counted of prompts, where it does not compute them itself.
+
+    >>> work = PromptWork()
+    >>> work.count(10, cached=4)
+    >>> work
+    PromptWork(prompt_tokens=6, shared_tokens=4)
+    """
+
+    prompt_tokens: int = 0
+    """Those that it read."""
+    shared_tokens: int = 0
+    """Those that were in its prefix cache, where it reports them."""
+
+    def count(self, tokens: int, *, cached: int) -> None:
+        """Count a prompt of `tokens`, of which `cached` were there."""
+        shared = min(max(cached, 0), tokens)
+        self.prompt_tokens += tokens - shared
+        self.shared_tokens += shared
 
 
 Event: TypeAlias = TokensMade | TextMade | RowDone

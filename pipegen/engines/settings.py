@@ -395,6 +395,19 @@ class ServerSettings:
         "Requests at the server at a time, at most; fewer while it answers that there are too"
         " many.",
     ] = 256
+    requests_per_minute: Annotated[
+        int | None,
+        integer(low=1),
+        Changes.NOTHING,
+        "Requests that are sent in any minute, at most, by all runs of this process that ask the"
+        " server with the same key.",
+    ] = None
+    tokens_per_minute: Annotated[
+        int | None,
+        integer(low=1),
+        Changes.NOTHING,
+        "Tokens of prompts and answers in any minute, at most, counted in the same way.",
+    ] = None
     retries: Annotated[
         int,
         integer(low=0),

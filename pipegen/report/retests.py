@@ -373,7 +373,7 @@ def _choices(
         request, transport = wire.unwrap(), engine.sender.transport
         body = {**(request.body or {}), "n": SAMPLES}
         try:
-            reply = await transport.once(request._replace(body=body), transport.ends())
+            reply = await transport.once(request._replace(body=body), transport.row())
         except HttpStatusError as refusal:
             message = f"the server refuses n={SAMPLES}: {error_message(refusal.reply)[0]}"
             return Failure(UnsupportedOption(message, option="samples"))

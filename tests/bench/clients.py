@@ -192,21 +192,19 @@ async def pipegen_transport(url: str) -> Any:
     transport = Transport(access, ServerSettings(max_in_flight=1_024))
 
     async def one() -> None:
-        deadline = transport.ends()
+        call = transport.row()
 
         async def attempt() -> Any:
             return json_of(
                 (
-                    await transport.once(
-                        WireRequest(path="/v1/chat/completions", body=BODY), deadline
-                    )
+                    await transport.once(WireRequest(path="/v1/chat/completions", body=BODY), call)
                 ).body
             ).unwrap()
 
         try:
             await attempt()
         except AttemptFailed as failed:
-            await transport.retry(failed, attempt, deadline)
+            await transport.retry(failed, attempt, call)
 
     async def close() -> None:
         transport.close()

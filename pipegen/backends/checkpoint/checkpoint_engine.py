@@ -110,6 +110,11 @@ class CheckpointEngine(HasModelMetadata, ABC):
         return f"{type(self).__name__}({self._checkpoint.load.model!r}, dtype={dtype!r})"
 
     @property
+    def model_name(self) -> str:
+        """The model as the settings name it."""
+        return str(self._checkpoint.load.model)
+
+    @property
     def dtype(self) -> str:
         """What the model computes in: the same on every engine, also where `dtype="auto"` is asked
         (see `Checkpoint.dtype`).

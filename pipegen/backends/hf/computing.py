@@ -338,6 +338,11 @@ class HFSession:
         self._scored: list[tuple[int, ScoreInput]] = []
         """The rows that are to be scored."""
 
+    @property
+    def running(self) -> int:
+        """How many rows run, at most."""
+        return self._computing.size
+
     def add(self, inputs: Mapping[int, Encoded | ScoreInput]) -> None:
         """Add rows, by their positions. Raises `CallFailed` where the engine cannot be
         loaded.

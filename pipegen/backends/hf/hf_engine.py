@@ -115,6 +115,11 @@ class HFEngine(CheckpointEngine):
         parts = self.computing
         return dataclasses.replace(parts.traits.work, shares_nothing=parts.prefixes.unshared)
 
+    @property
+    def prompt_work(self) -> Work:
+        """The same, as it goes on counting: of the tokens of prompts."""
+        return self.computing.traits.work
+
     def check(self) -> Way:
         """See `Computing.check`."""
         return self.computing.check()

@@ -64,6 +64,21 @@ class Access:
         """The headers of every request, the key among them."""
         return self._headers
 
+    @property
+    def who(self) -> tuple[str, str]:
+        """The server, and a digest of the keys that it is asked with: it counts by both.
+
+        >>> access = Access("http://h", {"Authorization": "Bearer a"})
+        >>> access.who == Access("http://h", {"authorization": "Bearer a", "X-Team": "b"}).who
+        True
+        """
+        from hashlib import blake2b  # importing pipegen loads no hashlib
+
+        keys = sorted(
+            (name.lower(), value) for name, value in self._headers.items() if _SECRET.search(name)
+        )
+        return self.root, blake2b(repr(keys).encode(), digest_size=16).hexdigest()
+
     def scrub(self, text: str) -> str:
         """The text without any header's value in it, in case that a server repeats them: as they
         are, in another case, or as URLs, JSON, HTML and base64 write them. Of a key, its first 8

@@ -1,15 +1,20 @@
 """How many requests may be at a server at once: fewer when it asks for patience, more with each
-round of answers that comes well. And how many bytes.
+round of answers that comes well. And how many in a minute, and how many bytes.
 """
 
 from __future__ import annotations
 
 import asyncio
+from abc import ABC, abstractmethod
 from collections import deque
 from types import TracebackType
+from typing import Generic, TypeVar
 
-__all__ = ["Block", "Deadlines", "Gate", "Late", "Room"]
+from pipegen.backends.http.rates import Limits, Rates, Turn, Wait
 
+__all__ = ["Block", "Deadlines", "Exhausted", "Gate", "Late", "Room"]
+
+S = TypeVar("S")
 
 DOWN = 8
 """After so many answers in a row that say "later", a server is away."""
@@ -21,7 +26,62 @@ comes slowly is no sign that the server is away.
 """
 
 
-class Room:
+class Exhausted(Exception):
+    """The server takes nothing more for longer than it is waited for."""
+
+    def __init__(self, wait: Wait) -> None:
+        super().__init__(wait)
+        self.wait = wait
+
+
+class Queue(ABC, Generic[S]):
+    """Who waits to be let in, all of one event loop, first come first served."""
+
+    def __init__(self) -> None:
+        self._waiting: deque[tuple[S, asyncio.Future[None]]] = deque()
+
+    @abstractmethod
+    def _take(self, size: S) -> bool:
+        """Let one in where there is room for it; whether there was."""
+
+    @abstractmethod
+    def _undo(self, size: S) -> None:
+        """Give back what was taken for one that has left before it came in."""
+
+    def try_enter(self, size: S) -> bool:
+        """Take room where there is some without waiting; whether there was."""
+        return not self._waiting and self._take(size)
+
+    async def enter(self, size: S, *, first: bool = False) -> None:
+        """Wait for room, and take it; `first` is before all who wait."""
+        if self.try_enter(size):
+            return
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        (self._waiting.appendleft if first else self._waiting.append)((size, turn))
+        self._admit()
+        try:
+            await turn
+        except asyncio.CancelledError:
+            if turn.done() and not turn.cancelled() and turn.exception() is None:
+                self._undo(size)
+            else:
+                self._admit()  # another that waits may fit
+            raise
+
+    def _admit(self) -> None:
+        while self._waiting:
+            size, turn = self._waiting[0]
+            if not turn.done():
+                try:
+                    if not self._take(size):
+                        return
+                    turn.set_result(None)
+                except Exhausted as exhausted:
+                    turn.set_exception(exhausted)
+            self._waiting.popleft()
+
+
+class Room(Queue[int]):
     """Room for `most` at a time (requests, bytes), all of one event loop, first come first served.
     What is larger than that is held alone.
 
@@ -41,54 +101,26 @@ class Room:
     """
 
     def __init__(self, most: int) -> None:
+        super().__init__()
         self.most, self.held = most, 0
-        self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
 
-    def try_enter(self, size: int = 1) -> bool:
-        """Take room for so much where there is some without waiting; whether there was."""
-        if self._waiting or not self._fits(size):
-            return False
-        self._take(size)
-        return True
-
-    async def enter(self, size: int = 1) -> None:
-        """Wait for room for so much, and take it."""
-        if self.try_enter(size):
-            return
-        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.append((size, turn))
-        self._admit()
-        try:
-            await turn
-        except asyncio.CancelledError:
-            if turn.done() and not turn.cancelled():
-                self.leave(size)
-            else:
-                self._admit()  # another that waits may fit
-            raise
-
-    def leave(self, size: int = 1) -> None:
+    def leave(self, size: int) -> None:
         """Give the room back."""
         self.held -= size
-        if self._waiting:
-            self._admit()
+        self._admit()
 
-    def _fits(self, size: int) -> bool:
-        return not self.held or self.held + size <= self.most
+    _undo = leave
 
-    def _take(self, size: int) -> None:
-        self.held += size
-
-    def _admit(self) -> None:
-        while self._waiting and (self._waiting[0][1].done() or self._fits(self._waiting[0][0])):
-            size, turn = self._waiting.popleft()
-            if not turn.done():
-                self._take(size)
-                turn.set_result(None)
+    def _take(self, size: int) -> bool:
+        fits = not self.held or self.held + size <= self.most
+        if fits:
+            self.held += size
+        return fits
 
 
-class Gate(Room):
-    """Room for requests, `most` at a time at best.
+class Gate(Queue[Turn | None]):
+    """Room for requests, `most` at a time at best. Each enters with its turn, which counts among
+    the `rates` of its server; what is no request of a row has none.
 
     A refusal for want of room takes three tenths of the width away, once for all requests that were
     sent before it took effect. It closes the gate for as long as the server says. A full round of
@@ -99,11 +131,24 @@ class Gate(Room):
     A server that answers nothing but "later" (`later`) several times in a row is `down`. Then one
     request at a time is let through, to see whether it is back, after waits that grow. The first
     good answer opens the gate. After `outage` seconds nobody waits for it any more.
+
+    With `limits`, none is let through that a minute has no room for. The server itself may report
+    that nothing is left for longer than a minute, and than `outage`. Then it raises `Exhausted`,
+    once no request is out whose answer may report more.
     """
 
-    def __init__(self, most: int, outage: float = 0.0) -> None:
-        super().__init__(most)
-        self._outage = outage
+    def __init__(
+        self,
+        most: int,
+        outage: float = 0.0,
+        rates: Rates | None = None,
+        limits: Limits = Limits(),  # noqa: B008  # it is a tuple
+    ) -> None:
+        super().__init__()
+        self.most, self.held = most, 0
+        self._outage, self._rates, self._limits = outage, rates, limits
+        self._wait: Wait | None = None
+        """Why the first that waits may not be sent yet, though there is room for it."""
         self._known = False
         """Whether the server has ever answered anything."""
         self._began: float | None = None
@@ -156,16 +201,32 @@ class Gate(Room):
         """Whether the server is away for all requests alike, and may come back."""
         return self._later >= DOWN and self.patient
 
-    def leave(self, size: int = 1, sent_at: float | None = None) -> None:
+    def leave(self, sent_at: float | None = None) -> None:
         """Give the room back; `sent_at` is when its request was sent."""
         if self._probe is not None and sent_at is not None and sent_at >= self._probe:
             self._probe = None
-        super().leave(size)
+        self.held -= 1
+        if self._waiting:
+            self._admit()
 
-    def _take(self, size: int) -> None:
-        super()._take(size)
+    def _undo(self, size: Turn | None) -> None:
+        self.leave()
+
+    def _take(self, size: Turn | None) -> bool:
+        now, self._wait = asyncio.get_running_loop().time(), None
+        if self.held >= int(self.width) or now < self._opens():
+            return False
+        if size is not None and self._rates is not None:
+            wait = self._wait = self._rates.enter(size, now, self._limits)
+            hopeless = wait is not None and wait.of_server and not self.held
+            if wait is not None and hopeless and wait.seconds > max(60.0, self._outage):
+                raise Exhausted(wait)
+        if self._wait is not None:
+            return False
+        self.held += 1
         if self.down:
-            self._probe = asyncio.get_running_loop().time()
+            self._probe = now
+        return True
 
     def narrow(self, sent_at: float, seconds: float | None) -> None:
         """The server had no room for a request that was sent at `sent_at`, and asks to wait
@@ -175,9 +236,6 @@ class Gate(Room):
         if sent_at >= self._narrowed_at:
             self.width, self._narrowed_at = max(1.0, self.width * 0.7), now
         self._closed_until = max(self._closed_until, now + (seconds or 0.0))
-
-    def _fits(self, size: int) -> bool:
-        return self.held < int(self.width) and asyncio.get_running_loop().time() >= self._opens()
 
     def _opens(self) -> float:
         """When the next request may be let through, as far as the time decides it."""
@@ -190,6 +248,10 @@ class Gate(Room):
     def _admit(self) -> None:
         super()._admit()
         loop, opens = asyncio.get_running_loop(), self._opens()
+        if self._rates is not None and any(self._limits):
+            wait = self._wait if self._waiting else None
+            opens = opens if wait is None else max(opens, loop.time() + wait.seconds)
+            self._rates.waits(self, wait, opens)
         if self._waiting and loop.time() < opens:
             if self._timer is not None and self._timer.when() > opens:
                 self._timer.cancel()
@@ -199,6 +261,10 @@ class Gate(Room):
 
     def _reopen(self) -> None:
         self._timer = None
+        self._admit()
+
+    def look(self) -> None:
+        """See whether the first that waits may go: what was counted has changed."""
         self._admit()
 
 

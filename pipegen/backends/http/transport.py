@@ -25,7 +25,8 @@ may bring the server down.
 
 - A server that answers "later" to everything is asked by one request at a time, until it is back.
 - A row has one deadline for everything: the gate, the connection, the answer, pauses, further
-  attempts. Nothing that a server sends moves it.
+  attempts. Nothing that a server sends moves it. With limits of requests or tokens a minute,
+  waiting at the gate is no part of it. There the time of the whole call counts.
 - Every attempt that entered the gate leaves it exactly once, and closes what it opened.
 - No answer takes more memory than was allowed for what was asked (see `bounds`).
 - What belongs to an event loop (connections, gate, deadlines) is used on that loop alone, and is
@@ -37,14 +38,18 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import math
+import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
+from dataclasses import dataclass
 from typing import Any, NamedTuple, NoReturn, TypeVar
 
 from pipegen.backends.http.access import Access
 from pipegen.backends.http.client import BASE, Broken, Client, Events, Opened, TooLong, Upload
-from pipegen.backends.http.gate import Deadlines, Gate, Late, Room
+from pipegen.backends.http.gate import Deadlines, Exhausted, Gate, Late, Room
 from pipegen.backends.http.loops import PerLoop
 from pipegen.backends.http.plain_json import encoded
+from pipegen.backends.http.rates import Limits, Turn, Wait, rates_of
 from pipegen.backends.servers.reading import json_of
 from pipegen.backends.servers.server_errors import AGAIN, retry_after, unreachable
 from pipegen.backends.servers.wire import WireReply, WireRequest
@@ -52,7 +57,7 @@ from pipegen.core.errors import GenerationError, MalformedResponse, RateLimited,
 from pipegen.core.slots import is_ok
 from pipegen.engines.settings import ServerSettings
 
-__all__ = ["AttemptFailed", "HttpStatusError", "Transport", "body_of"]
+__all__ = ["AttemptFailed", "HttpStatusError", "RowCall", "Transport", "body_of"]
 
 T = TypeVar("T")
 FIRST_WAIT, LONGEST_WAIT = 0.1, 10.0
@@ -97,6 +102,22 @@ class HttpStatusError(Exception):
         return str(self.reply.status)
 
 
+@dataclass(slots=True)
+class RowCall:
+    """One row while it is asked for."""
+
+    ends: float
+    """Its deadline, by the loop's clock."""
+    call_ends: float | None = None
+    """That of the whole call, which nothing moves."""
+    tokens: int | None = None
+    """Those that its next attempt may take; None for what is no row, and counts for no limit."""
+    turn: Turn | None = None
+    """Its last attempt, where it counts."""
+    retries: int = 0
+    """How often it was sent again."""
+
+
 class _OnLoop(NamedTuple):
     """What belongs to one event loop."""
 
@@ -119,13 +140,16 @@ class Transport:
             settings.batch_budget,
         )
         self.max_in_flight, self.outage = settings.max_in_flight, settings.outage
+        self.limits = Limits(settings.requests_per_minute, settings.tokens_per_minute)
+        self.rates = rates_of(access.who)
+        self.rates.limited |= any(self.limits)
         self._held = PerLoop(self._on_loop, _put_away)
 
     def _on_loop(self) -> _OnLoop:
         client = Client(self.max_in_flight + 8, self.access.headers())
         return _OnLoop(
             client,
-            Gate(self.max_in_flight, self.outage),
+            Gate(self.max_in_flight, self.outage, self.rates, self.limits),
             Deadlines(),
             Room(UPLOAD_BYTES),
             asyncio.Semaphore(PREPARED),
@@ -140,17 +164,15 @@ class Transport:
         """The running loop's time at which a call that begins now has spent its budget."""
         return None if self.budget is None else asyncio.get_running_loop().time() + self.budget
 
-    def ends(self, call_ends: float | None = None) -> float:
-        """The deadline of a row that begins now, by the running loop's clock: its own, or that of
-        the whole call.
-        """
+    def row(self, call_ends: float | None = None) -> RowCall:
+        """A row that begins now: its deadline is its own, or that of the whole call."""
         ends = asyncio.get_running_loop().time() + self.timeout
-        return ends if call_ends is None or ends < call_ends else call_ends
+        return RowCall(ends if call_ends is None else min(ends, call_ends), call_ends)
 
     async def once(
         self,
         request: WireRequest,
-        deadline: float,
+        row: RowCall,
         *,
         body: bytes | Upload | None = None,
         most: int = BASE,
@@ -160,13 +182,12 @@ class Transport:
         """
         body = body or body_of(request)
         here = self._held.last() or await self._held.get()
-        if not here.gate.try_enter():
-            await self._enter(here, deadline)
+        await self._enter(here, row)
         sent_at = asyncio.get_running_loop().time()
         opened: Opened | None = None
         reply: WireReply | None = None
         try:
-            with here.deadlines.by(deadline):
+            with here.deadlines.by(row.ends):
                 opened = await here.client.open(request.method, self.access.url(request.path), body)
                 reply = WireReply(
                     status=opened.status, headers=opened.headers, body=await opened.body(most)
@@ -181,7 +202,7 @@ class Transport:
             reply = WireReply(status=200, headers=opened.headers, body=opened.came())
         finally:
             if reply is not None:  # before it leaves: what it says decides who comes next
-                self._note(here.gate, reply, sent_at)
+                self._note(here.gate, reply, sent_at, row.turn)
             here.gate.leave(sent_at=sent_at)
             if opened is not None:
                 opened.close()
@@ -194,6 +215,7 @@ class Transport:
     async def events(
         self,
         request: WireRequest,
+        row: RowCall,
         deadline: Callable[[], float],
         *,
         body: bytes | Upload | None = None,
@@ -207,7 +229,7 @@ class Transport:
         """
         events, body, left = Events(most), body or body_of(request), total
         here = await self.here()
-        await self._enter(here, deadline())
+        await self._enter(here, row)
         sent_at = asyncio.get_running_loop().time()
         opened: Opened | None = None
         try:
@@ -215,7 +237,7 @@ class Transport:
                 opened = await here.client.open(request.method, self.access.url(request.path), body)
                 refusal = await opened.body(most) if opened.status != 200 else b""
             reply = WireReply(status=opened.status, headers=opened.headers, body=refusal)
-            self._note(here.gate, reply, sent_at)
+            self._note(here.gate, reply, sent_at, row.turn)
             if opened.status != 200:
                 raise HttpStatusError(reply)
             kind = opened.headers.get("Content-Type", "").lower()
@@ -253,7 +275,7 @@ class Transport:
             )
 
     async def retry(
-        self, trouble: AttemptFailed, attempt: Callable[[], Awaitable[T]], deadline: float
+        self, trouble: AttemptFailed, attempt: Callable[[], Awaitable[T]], row: RowCall
     ) -> T:
         """Call `attempt` until it raises no `AttemptFailed`, or none that allows another attempt;
         then that is raised. What failed because the server is away, or asks for patience, counts
@@ -288,7 +310,7 @@ class Transport:
             last = error if isinstance(error, AttemptFailed) else last
             if not (later and gate.patient and loop.time() < patient_until):
                 counted += 1
-            return counted > self.retries or loop.time() + state.upcoming_sleep >= deadline
+            return counted > self.retries or loop.time() + state.upcoming_sleep >= row.ends
 
         jitter = tenacity.wait_exponential(
             multiplier=FIRST_WAIT, max=LONGEST_WAIT
@@ -303,6 +325,7 @@ class Transport:
                 if first is not None:
                     replayed, first = first, None
                     raise replayed
+                row.retries += 1
                 try:
                     return await attempt()
                 except AttemptFailed as ended:
@@ -334,13 +357,38 @@ class Transport:
             finally:
                 opened.close()
 
-    async def _enter(self, here: _OnLoop, deadline: float) -> None:
+    async def _enter(self, here: _OnLoop, row: RowCall) -> None:
         """Wait for room at the gate."""
+        counts = row.tokens is not None and self.rates.limited
+        row.turn = Turn(row.tokens or 0) if counts else None
         try:
-            with here.deadlines.by(deadline):
-                await here.gate.enter()
+            if here.gate.try_enter(row.turn):
+                return
+            loop, limited = asyncio.get_running_loop(), any(self.limits)
+            began = loop.time()
+            with here.deadlines.by(
+                row.ends if not limited or row.turn is None else row.call_ends or math.inf
+            ):
+                await here.gate.enter(row.turn, first=limited and row.turn is None)
         except Late as late:
             raise AttemptFailed(self.late("for its turn"), again=False) from late
+        except Exhausted as exhausted:
+            raise AttemptFailed(self._exhausted(exhausted.wait), again=False) from exhausted
+        if limited and row.turn is not None:
+            ends = row.ends + loop.time() - began
+            row.ends = ends if row.call_ends is None else min(ends, row.call_ends)
+
+    def _exhausted(self, wait: Wait) -> RateLimited:
+        words = (
+            f"{self.access.root}: {wait.why} for {wait.seconds:.0f} s, longer than outage"
+            f" ({self.outage:g} s); the request was not sent"
+        )
+        return RateLimited(words, retry_after=wait.seconds)
+
+    @property
+    def waits(self) -> str:
+        """Why requests wait, where it is for their limits."""
+        return self.rates.words(time.monotonic())
 
     def _trouble(
         self, ended: Broken | Late, waited: str, gate: Gate, sent_at: float
@@ -377,12 +425,15 @@ class Transport:
         """Close all connections; they are opened again when they are needed again."""
         self._held.close()
 
-    def _note(self, gate: Gate, reply: WireReply, sent_at: float) -> None:
+    def _note(self, gate: Gate, reply: WireReply, sent_at: float, turn: Turn | None = None) -> None:
         """Tell the gate how a request fared. What no row could wait for closes it for none: one
         answer is not the server's word for all of them.
         """
-        if reply.status in (429, 503):
-            asked = retry_after(reply.headers) or 0.0
+        full = reply.status in (429, 503)
+        asked = (retry_after(reply.headers) if full else None) or 0.0
+        if turn is not None:
+            self.rates.note(reply.headers, turn, asyncio.get_running_loop().time(), asked)
+        if full:
             gate.narrow(
                 sent_at, min(asked, self.timeout * CLOSED_SHARE) if asked < self.timeout else None
             )

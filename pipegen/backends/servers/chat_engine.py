@@ -15,6 +15,7 @@ from returns.result import Failure, Success
 from pipegen.answer.answer_check import WORDS, Answer, disobeyed, wrong_form
 from pipegen.answer.split_thought import thinking_unfinished
 from pipegen.backends.http.access import Access
+from pipegen.backends.http.transport import RowCall
 from pipegen.backends.servers.call_pieces import CallPieces
 from pipegen.backends.servers.extra_body import unthought_form
 from pipegen.backends.servers.finishes import ended_wrong
@@ -445,18 +446,18 @@ class ChatEngine(HttpEngine[ResolvedRequest, ChatOutput]):
         made = result_of(answer, route, self.plugins, self.sender.extra_body)
         return made.alt(self.sender.access.scrubbed)
 
-    def row(self, asked: ResolvedRequest, deadline: float) -> Awaitable[Slot[ChatOutput]]:
+    def row(self, asked: ResolvedRequest, call: RowCall) -> Awaitable[Slot[ChatOutput]]:
         if self._cuts_away(asked) or self.watches:
             # The server's own cut looks like other ends: the stream is cut here instead, and
             # closed.
-            return self.followed(0, asked, deadline, None)
-        return self.sender.whole(WholeRow(self, asked), deadline)
+            return self.followed(0, asked, call, None)
+        return self.sender.whole(WholeRow(self, asked), call)
 
     async def followed(
         self,
         position: int,
         asked: ResolvedRequest,
-        deadline: float,
+        call: RowCall,
         tell: Callable[[TextMade], None] | None,
     ) -> Slot[ChatOutput]:
         row = ChatRow(asked, self.plugins, shown(self.name))
@@ -469,7 +470,7 @@ class ChatEngine(HttpEngine[ResolvedRequest, ChatOutput]):
 
         make = functools.partial(self.ask, asked, True)
         error = await self.sender.pieces(
-            make, take, deadline, heavy=self.heavy(asked), ended=lambda: row.ended, bounded=True
+            make, take, call, heavy=self.heavy(asked), ended=lambda: row.ended, bounded=True
         )
         return self._ended(row) if error is None else Failure(error)
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from pipegen.backends.http.access import access_to
 from pipegen.backends.http.loops import LoopThread
-from pipegen.backends.http.transport import AttemptFailed, HttpStatusError, Transport
+from pipegen.backends.http.transport import AttemptFailed, HttpStatusError, RowCall, Transport
 from pipegen.backends.servers import openai
 from pipegen.backends.servers.facts import LOOK_UP_SECONDS
 from pipegen.backends.servers.reading import json_of
@@ -76,9 +76,9 @@ def find_dialect(url: str, **settings: Any) -> Dialect:
 
 async def _listed(transport: Transport) -> bytes:
     """The server's list of models; nothing where it refuses."""
-    deadline = asyncio.get_running_loop().time() + min(transport.timeout, LOOK_UP_SECONDS)
+    call = RowCall(asyncio.get_running_loop().time() + min(transport.timeout, LOOK_UP_SECONDS))
     try:
-        return (await transport.once(WireRequest(path="/v1/models", method="GET"), deadline)).body
+        return (await transport.once(WireRequest(path="/v1/models", method="GET"), call)).body
     except HttpStatusError:
         return b""
     finally:

@@ -10,7 +10,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pipegen.backends.http.transport import AttemptFailed, HttpStatusError, Transport
+from pipegen.backends.http.transport import AttemptFailed, HttpStatusError, RowCall, Transport
 from pipegen.backends.servers.extra_body import schema_fields
 from pipegen.backends.servers.reading import json_of
 from pipegen.backends.servers.wire import Facts, WireRequest
@@ -149,10 +149,10 @@ class Directory:
         )
 
     async def _get(self, path: str) -> Mapping[str, object] | None:
-        deadline = asyncio.get_running_loop().time() + LOOK_UP_SECONDS
+        call = RowCall(asyncio.get_running_loop().time() + LOOK_UP_SECONDS)
         request = WireRequest(path=path, method="GET")
         try:
-            reply = await self._transport.once(request, deadline, most=PAGE_BYTES)
+            reply = await self._transport.once(request, call, most=PAGE_BYTES)
         except (HttpStatusError, AttemptFailed):
             return None
         parsed = json_of(reply.body)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, cast
 from pipegen.backends.http.access import Access
 from pipegen.backends.http.last_call import LastCallCache
 from pipegen.backends.http.loops import LoopThread
+from pipegen.backends.http.transport import RowCall
 from pipegen.backends.request_queue import beginning
 from pipegen.backends.servers.reading import malformed
 from pipegen.backends.servers.sending import Sender
@@ -23,7 +24,7 @@ from pipegen.core.slots import Slot, is_ok
 from pipegen.engines.capabilities import Capabilities
 from pipegen.engines.model import Model
 from pipegen.engines.plugin import Plugin
-from pipegen.engines.protocol import RowDone
+from pipegen.engines.protocol import PromptWork, RowDone
 from pipegen.engines.session import answers
 from pipegen.engines.settings import ServerSettings, that_change_answers
 from pipegen.records.engine_list import shown
@@ -61,6 +62,26 @@ class HttpEngine(ABC, Generic[A, R]):
     def address(self) -> str:
         """Which model is asked, and where."""
         return f"{self.sender.named} at {self.sender.access.root}"
+
+    @property
+    def model_name(self) -> str:
+        """The name that the server is asked with, as far as settings say it."""
+        return self.sender.settings.served_model_name or self.sender.named
+
+    @property
+    def server_root(self) -> str:
+        """The server's address."""
+        return self.sender.access.root
+
+    @property
+    def prompt_work(self) -> PromptWork:
+        """What the server has counted of prompts."""
+        return self.sender.prompt_work
+
+    @property
+    def waits(self) -> str:
+        """Why requests wait now, where that is for their limits a minute; else empty."""
+        return self.sender.transport.waits
 
     def asked_settings(self) -> dict[str, Any]:
         """The settings that change answers, and `served_model_name`: the name by which the server
@@ -101,11 +122,11 @@ class HttpEngine(ABC, Generic[A, R]):
         """The row's answer, from the one completion of a whole reply."""
 
     @abstractmethod
-    def row(self, asked: A, deadline: float) -> Awaitable[Slot[R]]:
+    def row(self, asked: A, call: RowCall) -> Awaitable[Slot[R]]:
         """One row, asked and answered."""
 
     @abstractmethod
-    async def followed(self, position: int, asked: A, deadline: float, tell: Any) -> Slot[R]:
+    async def followed(self, position: int, asked: A, call: RowCall, tell: Any) -> Slot[R]:
         """One row by its stream; `tell` is called with each event of the row at this position."""
 
     def with_plugin(self, plugin: Plugin) -> Self:
@@ -200,8 +221,10 @@ class ServerSession(Generic[A, R]):
         self._engine, self._wake, self._tokens, self._fed = engine, wake, tokens, fed
         self._loop = engine.loop.running() if loop is None else loop
         self._events = deque[object]()
-        self._done, self._slots = deque[int](), deque[Slot[R]]()
-        """The rows that have ended since the last step, and the answer of each."""
+        self._done, self._slots, self._retries = deque[int](), deque[Slot[R]](), deque[int]()
+        """The rows that have ended since the last step; the answer of each, and how often it was
+        sent again.
+        """
         self._woken = False
         """Whether the caller has been woken since its last step."""
         self._bug: Exception | None = None
@@ -239,8 +262,14 @@ class ServerSession(Generic[A, R]):
         ended = len(self._done)  # the other events of these rows have come before
         events = [self._events.popleft() for _ in range(len(self._events))]
         for _ in range(ended):
-            events.append(RowDone(row=self._done.popleft(), slot=self._slots.popleft()))
+            row, slot = self._done.popleft(), self._slots.popleft()
+            events.append(RowDone(row=row, slot=slot, retries=self._retries.popleft()))
         return events
+
+    @property
+    def running(self) -> int:
+        """How many rows are asked for."""
+        return self._added - self._ended - len(self._inputs)
 
     def close(self) -> None:
         """Cancel the rows that still run, and wait until they have ended."""
@@ -270,16 +299,17 @@ class ServerSession(Generic[A, R]):
                 self._came_since = {}
             number = self._next.popleft()
             row_input = self._inputs.pop(number)
-            deadline = transport.ends(transport.call_ends() if self._fed else self._call_ends)
+            call = transport.row(transport.call_ends() if self._fed else self._call_ends)
             slot = await (
-                engine.followed(number, row_input, deadline, self._tell)
+                engine.followed(number, row_input, call, self._tell)
                 if self._tokens
-                else engine.row(row_input, deadline)
+                else engine.row(row_input, call)
             )
             if not is_ok(slot):
                 slot = slot.alt(engine.sender.access.scrubbed)
             self._ended += 1
             self._slots.append(slot)
+            self._retries.append(call.retries)
             self._done.append(number)
             self._wake_caller()
         self._room += 1

@@ -144,16 +144,22 @@ def ids_of(value: object, place: str) -> Slot[tuple[int, ...]]:
 
 
 def usage_of(usage: object) -> dict[str, int]:
-    """The numbers of tokens that a server counts.
+    """The numbers of tokens that a server counts, those in its prefix cache among them.
 
     >>> usage_of({"prompt_tokens": 3, "completion_tokens": None}), usage_of(None)
     ({'prompt_tokens': 3}, {})
+    >>> usage_of({"prompt_tokens_details": {"cached_tokens": 2}})
+    {'cached_tokens': 2}
     """
-    return (
-        {name: value for name, value in usage.items() if type(value) is int and 0 <= value < _MANY}
-        if isinstance(usage, Mapping)
-        else {}
-    )
+    if not isinstance(usage, Mapping):
+        return {}
+    details = usage.get("prompt_tokens_details")
+    cached = details.get("cached_tokens") if isinstance(details, Mapping) else None
+    return {
+        name: value
+        for name, value in {"cached_tokens": cached, **usage}.items()
+        if type(value) is int and 0 <= value < _MANY
+    }
 
 
 def error_message(reply: WireReply) -> tuple[str, Mapping[str, object]]:

@@ -25,8 +25,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import math
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar, cast
 
 from returns.result import Failure, Success
@@ -35,7 +36,13 @@ from pipegen.backends.http.access import Access
 from pipegen.backends.http.client import Upload, most_bytes, most_bytes_of_stream
 from pipegen.backends.http.gate import Late
 from pipegen.backends.http.last_call import LastCallCache
-from pipegen.backends.http.transport import AttemptFailed, HttpStatusError, Transport, body_of
+from pipegen.backends.http.transport import (
+    AttemptFailed,
+    HttpStatusError,
+    RowCall,
+    Transport,
+    body_of,
+)
 from pipegen.backends.servers.extra_body import unknown_field
 from pipegen.backends.servers.facts import LOOK_UP_SECONDS, Directory
 from pipegen.backends.servers.finishes import error_within
@@ -58,7 +65,9 @@ from pipegen.core.errors import (
 )
 from pipegen.core.foreign_calls import Raised, guard, guard_result, report
 from pipegen.core.slots import Slot, is_ok
+from pipegen.engines.protocol import PromptWork
 from pipegen.engines.settings import ServerSettings
+from pipegen.records.frozen import NOTHING
 from pipegen.records.secret import revealed
 
 __all__ = ["Asked", "Make", "Sender"]
@@ -72,6 +81,10 @@ attempt.
 """
 LAST_WORDS = 5.0
 """Seconds that a stream has for its last words (the counts, `[DONE]`) after its row has ended."""
+
+
+IMAGE = 1000
+"""Tokens that an image counts with on a server that renders, before its answer says them."""
 
 
 class Asked(Protocol[R_co]):
@@ -101,6 +114,8 @@ class _Sendable(NamedTuple):
     body: bytes | Upload | None
     most: int
     """The bytes that its answer may have."""
+    tokens: int
+    """Those that it counts with, where a route to this server has limits."""
 
 
 class Sender:
@@ -114,6 +129,7 @@ class Sender:
         )
         self.directory = Directory(self.transport, (wire.about, wire.started), paths)
         self.model = LastCallCache(self._model_by)
+        self.prompt_work = PromptWork()
 
     @functools.cached_property
     def extra_body(self) -> dict[str, object]:
@@ -164,7 +180,7 @@ class Sender:
         )
         return Failure(InvalidRequest(words, hint="set served_model_name"))
 
-    async def whole(self, row: Asked[R], deadline: float) -> Slot[R]:
+    async def whole(self, row: Asked[R], call: RowCall) -> Slot[R]:
         """The answer of one row; sent again where that is safe.
 
         A call keeps thousands of these waiting, and the garbage collector looks at all that each
@@ -172,43 +188,62 @@ class Sender:
         """
         try:
             try:
-                return await self._read_once(row, deadline)
+                return await self._read_once(row, call)
             except AttemptFailed as first:
                 return await self.transport.retry(
-                    first, functools.partial(self._read_once, row, deadline), deadline
+                    first, functools.partial(self._read_once, row, call), call
                 )
         except AttemptFailed as trouble:
             return Failure(trouble.error)
 
-    async def _read_once(self, row: Asked[R], deadline: float) -> Slot[R]:
+    async def _read_once(self, row: Asked[R], call: RowCall) -> Slot[R]:
         """One attempt at a whole answer. Raises `AttemptFailed`."""
         while True:
             fresh_facts, heavy = self.directory.fresh, row.heavy
-            facts, ask, request, body, most = (
-                await self._ready(row.ask, heavy, deadline)
+            facts, ask, request, body, most, call.tokens = (
+                await self._ready(row.ask, heavy, call)
                 if heavy or fresh_facts is None
                 else self._made(row.ask, fresh_facts)
             )
             try:
-                reply = await self.transport.once(request, deadline, body=body, most=most)
+                reply = await self.transport.once(request, call, body=body, most=most)
                 value = json_of(reply.body)
                 if (within := error_within(value.value_or(None))) is not None:
                     raise HttpStatusError(within)
             except (asyncio.CancelledError, HttpStatusError, AttemptFailed) as ended:
                 await self._ended(ended, facts, ask, request)
             else:
-                answer = self._read(row, ask, value)
+                answer = self._read(row, ask, value, call)
                 _value(answer)
                 return answer
             finally:
                 if isinstance(body, Upload):
                     body.let_go()
 
-    def _read(self, row: Asked[R], ask: ServerRequest, value: Slot[object]) -> Slot[R]:
+    def _read(
+        self, row: Asked[R], ask: ServerRequest, value: Slot[object], call: RowCall
+    ) -> Slot[R]:
+        def read(completions: tuple[Completion, ...]) -> Slot[R]:
+            for completion in completions:
+                self._spent(call, ask, completion.usage, len(completion.token_ids or ()))
+            return row.read(completions)
+
         return guard_result(
-            lambda: value.bind(lambda answer: self.wire.from_wire(answer, ask)).bind(row.read),
+            lambda: value.bind(lambda answer: self.wire.from_wire(answer, ask)).bind(read),
             self._unreadable,
         )
+
+    def _spent(
+        self, call: RowCall, ask: ServerRequest, usage: Mapping[str, int], count: int
+    ) -> None:
+        """Count the tokens that a request took, where they are known, in the place of those that it
+        might have taken.
+        """
+        prompt = usage.get("prompt_tokens") or ask.prompt_tokens or len(ask.token_ids)
+        answer = usage.get("completion_tokens", count)
+        self.prompt_work.count(prompt, cached=usage.get("cached_tokens", 0))
+        if call.turn is not None and prompt and answer:
+            self.transport.rates.spent(call.turn, prompt + answer, answer)
 
     def _unreadable(self, raised: Raised) -> MalformedResponse:
         return MalformedResponse(
@@ -220,7 +255,7 @@ class Sender:
         self,
         make: Make,
         take: Callable[[Completion], bool],
-        deadline: float,
+        call: RowCall,
         *,
         heavy: bool = False,
         ended: Callable[[], bool] = lambda: False,
@@ -233,14 +268,20 @@ class Sender:
         no difference. `bounded` says that its events bring only what is new, so that all of them
         together have a bound too. Sent again is only what has brought no piece yet.
         """
-        until, begun = deadline, False
+        last_words, begun = math.inf, False
 
         async def follow(ready: _Sendable) -> None:
-            nonlocal begun, until
-            token_count, ask = 0, ready.ask
+            nonlocal begun, last_words
+            token_count, ask, call.tokens = 0, ready.ask, ready.tokens
+            usage: Mapping[str, int] = NOTHING
             total = most_bytes_of_stream(ask) if bounded else None
             events = self.transport.events(
-                ready.request, lambda: until, body=ready.body, most=ready.most, total=total
+                ready.request,
+                call,
+                lambda: min(call.ends, last_words),
+                body=ready.body,
+                most=ready.most,
+                total=total,
             )
             async with contextlib.aclosing(events):
                 async for data in events:
@@ -252,9 +293,11 @@ class Sender:
                         ):
                             begun = True
                             token_count += len(piece.token_ids or ())
+                            usage = piece.usage or usage
                             if take(piece):
                                 if piece.finish is None:  # the row ended by a rule of pipegen's own
                                     await self._abort(ready.request.rid)
+                                self._spent(call, ask, usage, token_count)
                                 return
                     except (HttpStatusError, AttemptFailed):
                         raise
@@ -262,15 +305,16 @@ class Sender:
                         raise AttemptFailed(
                             self._unreadable(report(raised)), again=False
                         ) from raised
-                    if until == deadline and ended():
-                        until = min(deadline, asyncio.get_running_loop().time() + LAST_WORDS)
+                    if last_words == math.inf and ended():
+                        last_words = asyncio.get_running_loop().time() + LAST_WORDS
             if not ended():
                 _value(malformed(f"{self.access.root} ended its stream before the row had ended"))
+            self._spent(call, ask, usage, token_count)
 
         async def attempt() -> None:
             try:
                 while True:
-                    ready = await self._ready(make, heavy, deadline)
+                    ready = await self._ready(make, heavy, call)
                     try:
                         return await follow(ready)
                     except (asyncio.CancelledError, HttpStatusError, AttemptFailed) as stopped:
@@ -289,7 +333,7 @@ class Sender:
             try:
                 await attempt()
             except AttemptFailed as first:
-                await self.transport.retry(first, attempt, deadline)
+                await self.transport.retry(first, attempt, call)
         except AttemptFailed as trouble:
             return trouble.error
         return None
@@ -304,16 +348,16 @@ class Sender:
             raise HttpStatusError(within)
         return self.wire.from_event(value, ask, seen)
 
-    async def _ready(self, make: Make, heavy: bool, deadline: float) -> _Sendable:
+    async def _ready(self, make: Make, heavy: bool, call: RowCall) -> _Sendable:
         """What to send, by the way that the server is known to offer. Raises `AttemptFailed` where
         there is none.
         """
-        facts = self.directory.fresh or await self.facts(deadline)
+        facts = self.directory.fresh or await self.facts(call.ends)
         if not heavy:
             return self._made(make, facts)
         loop_resources = await self.transport.here()
         try:
-            with loop_resources.deadlines.by(deadline):
+            with loop_resources.deadlines.by(call.ends):
                 # until it has room: so few bodies wait that are made already
                 async with loop_resources.preparing:
                     sendable = await asyncio.to_thread(self._made, make, facts)
@@ -337,7 +381,27 @@ class Sender:
         rid = secrets.token_hex(16) if self.wire.abort is not None else ""
         ask = _value(make(facts, _value(self.model(facts)), rid))
         request = _value(self.request(ask, facts))
-        return _Sendable(facts, ask, request, body_of(request), most_bytes(ask))
+        tokens = self._tokens(ask) if self.transport.rates.limited else 0
+        return _Sendable(facts, ask, request, body_of(request), most_bytes(ask), tokens)
+
+    def _tokens(self, ask: ServerRequest) -> int:
+        """The tokens that a request counts with. Raises `AttemptFailed` where no minute has as
+        many.
+        """
+        prompt = ask.prompt_tokens or len(ask.token_ids) or _estimated(ask.messages, ask.tools)
+        answer = ask.options.max_new_tokens
+        tokens = prompt + (self.transport.rates.longest if answer is None else answer)
+        limit = self.transport.limits.tokens
+        if limit is None or tokens <= limit:
+            return tokens
+        if answer is None and prompt < limit:
+            return limit
+        words = (
+            f"the request may take {tokens} tokens (prompt {prompt}, answer {answer or 'any'}), and"
+            f" tokens_per_minute allows {limit}"
+        )
+        hint = "lower max_new_tokens, shorten the prompt, or raise tokens_per_minute"
+        raise AttemptFailed(InvalidRequest(words, hint=hint), again=False)
 
     async def _ended(
         self, ended: BaseException, facts: Facts, ask: ServerRequest, request: WireRequest
@@ -388,6 +452,27 @@ class Sender:
     async def _abort(self, rid: str) -> None:
         if self.wire.abort is not None:
             await self.transport.abort(self.wire.abort(rid))
+
+
+def _estimated(*parts: Any) -> int:
+    """About how many tokens messages and tools have: one for four bytes of text, and `IMAGE` for an
+    image.
+
+    >>> _estimated({"content": [{"text": "eight by"}, {"image_url": {"url": "data:..."}}]})
+    1005
+    """
+    bytes_of_text, images, parts_left = 0, 0, [*parts]
+    while parts_left:
+        part = parts_left.pop()
+        if isinstance(part, str):
+            bytes_of_text += len(part.encode())
+        elif isinstance(part, Mapping):
+            images += "image_url" in part
+            parts_left += [name for name in part if name != "image_url"]
+            parts_left += [value for name, value in part.items() if name != "image_url"]
+        elif isinstance(part, (list, tuple)):
+            parts_left += part
+    return bytes_of_text // 4 + images * IMAGE + 1
 
 
 def _value(slot: Slot[R]) -> R:

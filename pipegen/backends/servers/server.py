@@ -21,7 +21,7 @@ from pipegen.backends.checkpoint.positions import other_factors
 from pipegen.backends.engine_rows import RowState, other_prompt
 from pipegen.backends.http.access import Access
 from pipegen.backends.http.last_call import LastCallCache
-from pipegen.backends.http.transport import AttemptFailed
+from pipegen.backends.http.transport import AttemptFailed, RowCall
 from pipegen.backends.servers.finishes import ended_wrong
 from pipegen.backends.servers.http_engine import HttpEngine, WholeRow
 from pipegen.backends.servers.image_urls import places
@@ -140,21 +140,21 @@ class ServerEngine(HasModelMetadata, HttpEngine[Encoded, Raw]):
     ) -> Slot[PreparedImage]:
         return grid_only(self._checkpoint.prepare_image(source, options, index), self.name)
 
-    def row(self, asked: Encoded | ScoreInput, deadline: float) -> Awaitable[Slot[Any]]:
+    def row(self, asked: Encoded | ScoreInput, call: RowCall) -> Awaitable[Slot[Any]]:
         if isinstance(asked, ScoreInput):
-            return self._score(asked, deadline)
+            return self._score(asked, call)
         if self._must_follow(asked.options):
-            return self.followed(0, asked, deadline, None)
+            return self.followed(0, asked, call, None)
         return (
-            self._imaged(asked, deadline)
+            self._imaged(asked, call)
             if asked.prompt.images
-            else self.sender.whole(_Whole(self, asked), deadline)
+            else self.sender.whole(_Whole(self, asked), call)
         )
 
-    async def _imaged(self, encoded: Encoded, deadline: float) -> Slot[Raw]:
-        ready = await self._ready(encoded, deadline)
+    async def _imaged(self, encoded: Encoded, call: RowCall) -> Slot[Raw]:
+        ready = await self._ready(encoded, call)
         return (
-            await self.sender.whole(_Whole(self, *ready.unwrap()), deadline)
+            await self.sender.whole(_Whole(self, *ready.unwrap()), call)
             if is_ok(ready)
             else Failure(ready.failure())
         )
@@ -163,13 +163,13 @@ class ServerEngine(HasModelMetadata, HttpEngine[Encoded, Raw]):
         self,
         position: int,
         asked: Encoded | ScoreInput,
-        deadline: float,
+        call: RowCall,
         tell: Callable[[TokensMade], None] | None,
     ) -> Slot[Any]:
         """The row by its stream, ended by pipegen's own rules."""
         if isinstance(asked, ScoreInput):
-            return await self._score(asked, deadline)
-        ready = await self._ready(asked, deadline)
+            return await self._score(asked, call)
+        ready = await self._ready(asked, call)
         if not is_ok(ready):
             return Failure(ready.failure())
         encoded, features = ready.unwrap()
@@ -183,22 +183,22 @@ class ServerEngine(HasModelMetadata, HttpEngine[Encoded, Raw]):
 
         make = functools.partial(self.ask, encoded, True, features=features)
         error = await self.sender.pieces(
-            make, take, deadline, heavy=self.heavy(encoded), ended=lambda: row.done
+            make, take, call, heavy=self.heavy(encoded), ended=lambda: row.done
         )
         return row.slot() if error is None else Failure(error)
 
-    async def _ready(self, unchecked: Encoded, deadline: float) -> Slot[tuple[Encoded, object]]:
+    async def _ready(self, unchecked: Encoded, call: RowCall) -> Slot[tuple[Encoded, object]]:
         """The row as the server may be sent it, and what the server makes of its images, where it
         must be asked to keep their sizes first.
         """
         try:
-            checked = self.checked(unchecked, await self.sender.facts(deadline))
+            checked = self.checked(unchecked, await self.sender.facts(call.ends))
         except AttemptFailed as late:
             return Failure(late.error)
         resized = self._checkpoint.check_server_resize(unchecked.prompt) if is_ok(checked) else None
         if resized is None:
             return checked.map(lambda encoded: (encoded, None))
-        features_slot = await self.sender.whole(_Resized(self, unchecked), deadline)
+        features_slot = await self.sender.whole(_Resized(self, unchecked), call)
         if not is_ok(features_slot) and "render" in self.sender.directory.known.lacks:
             return Failure(resized)
         return features_slot.bind(lambda features: checked.map(lambda encoded: (encoded, features)))
@@ -234,7 +234,7 @@ class ServerEngine(HasModelMetadata, HttpEngine[Encoded, Raw]):
         limit = self.limit_of(self.sender.directory.known)
         return None if limit is None else limit - 1
 
-    async def _score(self, continued: ScoreInput, deadline: float) -> Slot[TokenScores]:
+    async def _score(self, continued: ScoreInput, call: RowCall) -> Slot[TokenScores]:
         if not self.wire.scores:
             words = f"{self.name} does not give the log probabilities of given continuations"
             return Failure(
@@ -244,11 +244,11 @@ class ServerEngine(HasModelMetadata, HttpEngine[Encoded, Raw]):
                     hint="score with hf, vllm, vllm_server or sglang_server",
                 )
             )
-        ready = await self._ready(continued.whole, deadline)
+        ready = await self._ready(continued.whole, call)
         if not is_ok(ready):
             return Failure(ready.failure())
         scored: Slot[Any] = await self.sender.whole(
-            _Scored(self, *ready.unwrap(), continued=continued), deadline
+            _Scored(self, *ready.unwrap(), continued=continued), call
         )
         return scored
 

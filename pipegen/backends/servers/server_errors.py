@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import email.utils
-import math
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 
+from pipegen.backends.http.rates import seconds_of
 from pipegen.backends.servers.reading import error_message
 from pipegen.backends.servers.wire import ServerRequest, WireReply
 from pipegen.core.errors import (
@@ -73,27 +72,20 @@ corrected.
 
 
 def retry_after(headers: Mapping[str, str], now: float | None = None) -> float | None:
-    """The seconds that a server asks for, from its `Retry-After`: a number, or a date; None where
-    it says neither.
+    """The seconds that a server asks for, from its `Retry-After` (or `retry-after-ms`). It is a
+    number, a duration, or a date; None where it is none of these.
 
     >>> (
     ...     retry_after({"retry-after": "2"}),
     ...     retry_after({"retry-after": "Thu, 01 Jan 1970 00:00:10 GMT"}, now=4.0),
+    ...     retry_after({"retry-after-ms": "1500", "retry-after": "2"}),
     ...     retry_after({"retry-after": "soon"}),
     ... )
-    (2.0, 6.0, None)
+    (2.0, 6.0, 1.5, None)
     """
-    header = headers.get("retry-after", "").strip()
-    try:
-        seconds = float(header)
-    except ValueError:
-        try:
-            seconds = email.utils.parsedate_to_datetime(header).timestamp() - (
-                time.time() if now is None else now
-            )
-        except (ValueError, TypeError, OverflowError, LookupError):
-            return None
-    return max(0.0, seconds) if math.isfinite(seconds) else None
+    moment = time.time() if now is None else now
+    exact = seconds_of(headers.get("retry-after-ms", "") + "ms", moment)
+    return seconds_of(headers.get("retry-after", ""), moment) if exact is None else exact
 
 
 def classified(

@@ -47,7 +47,7 @@ from pipegen.core.foreign_calls import attempt
 from pipegen.core.slots import Slot, is_ok
 from pipegen.engines.capabilities import ENGINES, Capabilities
 from pipegen.engines.extras import need
-from pipegen.engines.protocol import Event, RowDone
+from pipegen.engines.protocol import Event, PromptWork, RowDone
 from pipegen.engines.settings import ModelLoadConfig
 from pipegen.records.messages import ImageSource
 from pipegen.records.option_row import LogprobsOf
@@ -87,6 +87,8 @@ class VLLMEngine(CheckpointEngine):
         super().__init__(load)
         check_arguments(self._checkpoint)
         self._core = Core(self._checkpoint)
+        self.prompt_work = PromptWork()
+        """What vLLM has counted of prompts."""
 
     @property
     def capabilities(self) -> Capabilities:
@@ -302,6 +304,11 @@ class VLLMSession:
         """How many rows vLLM runs side by side."""
         return self._engine._side_by_side if self._mailbox.wake is None else 0
 
+    @property
+    def running(self) -> int:
+        """How many rows vLLM has."""
+        return len(self._requests)
+
     def add(self, inputs: Mapping[int, Encoded | ScoreInput]) -> None:
         """Add rows, by their numbers. Raises `CallFailed` where vLLM cannot start, or has
         died.
@@ -391,6 +398,10 @@ class VLLMSession:
                 if event is not None:
                     yield event
                 if row.done:
+                    cached = getattr(output, "num_cached_tokens", None) or 0
+                    self._engine.prompt_work.count(
+                        len(output.prompt_token_ids or ()), cached=cached
+                    )
                     ended += [] if output.finished else [output.request_id]
                     yield RowDone(row=position, slot=row.slot())
         if ended:

@@ -18,7 +18,7 @@ def test_no_more_than_its_width_are_in_and_first_come_first_served() -> None:
         gate, entered = Gate(2), list[int]()
 
         async def one(number: int) -> None:
-            await gate.enter()
+            await gate.enter(None)
             entered.append(number)
 
         tasks = [asyncio.create_task(one(number)) for number in range(5)]
@@ -71,7 +71,7 @@ def test_it_is_closed_for_as_long_as_the_server_says() -> None:
         gate, loop = Gate(4), asyncio.get_running_loop()
         gate.narrow(loop.time(), 0.05)
         opens = loop.time() + 0.04
-        entering = asyncio.create_task(gate.enter())
+        entering = asyncio.create_task(gate.enter(None))
         await asyncio.sleep(0)
         assert not entering.done()
         await entering
@@ -83,15 +83,15 @@ def test_it_is_closed_for_as_long_as_the_server_says() -> None:
 def test_one_who_is_cancelled_while_waiting_takes_no_room() -> None:
     async def work() -> None:
         gate = Gate(1)
-        await gate.enter()
-        waiting = [asyncio.create_task(gate.enter()) for _ in range(2)]
+        await gate.enter(None)
+        waiting = [asyncio.create_task(gate.enter(None)) for _ in range(2)]
         await asyncio.sleep(0)
         waiting[0].cancel()
         await asyncio.gather(waiting[0], return_exceptions=True)
         gate.leave()
         await waiting[1]
         assert gate.held == 1
-        granted = asyncio.create_task(gate.enter())
+        granted = asyncio.create_task(gate.enter(None))
         await asyncio.sleep(0)
         gate.leave()  # gives the room to the one who waits ...
         granted.cancel()  # ... who goes away in the same moment

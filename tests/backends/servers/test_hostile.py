@@ -188,8 +188,8 @@ def test_there_is_a_deadline_where_none_is_said() -> None:
             access_to("http://h", default="", variable="NO_SUCH_KEY"), ServerSettings()
         )
         now = asyncio.get_running_loop().time()
-        assert 590 < transport.ends() - now < 610
-        assert transport.ends(now + 5) == now + 5
+        assert 590 < transport.row().ends - now < 610
+        assert transport.row(now + 5).ends == now + 5
 
     asyncio.run(work())
 

@@ -24,7 +24,7 @@ class Server:
     """
 
     def __init__(self, most: int) -> None:
-        transport = SimpleNamespace(call_ends=lambda: None, ends=lambda _: 0.0)
+        transport = SimpleNamespace(call_ends=lambda: None, row=lambda _: None)
         self.sender = SimpleNamespace(
             settings=SimpleNamespace(max_in_flight=most), transport=transport
         )

@@ -78,12 +78,12 @@ async def answers(
     **settings: Any,
 ) -> list[Any]:
     sender = await sender_to(server, monkeypatch, **settings)
-    known = asyncio.create_task(sender.whole(Row(), sender.transport.ends()))
+    known = asyncio.create_task(sender.whole(Row(), sender.transport.row()))
     await loop.go_on(loop.time())
     assert server.gone == 0.0 or is_ok(await known)
     begun = loop.time() + 1.0 if server.gone else 0.0
     await loop.go_on(begun)
-    rows = [asyncio.create_task(sender.whole(Row(), sender.transport.ends())) for _ in range(count)]
+    rows = [asyncio.create_task(sender.whole(Row(), sender.transport.row())) for _ in range(count)]
     while not all(row.done() for row in rows) and loop.time() < until:
         await loop.go_on(loop.time() + 0.05)
     assert all(row.done() for row in rows)
@@ -164,7 +164,7 @@ async def test_a_request_that_is_answered_slowly_does_not_hold_up_the_others(loo
     gate = Gate(8, outage=60.0)
     for _ in range(DOWN):
         gate.later(loop.time(), answered=True)
-    entered = [asyncio.create_task(gate.enter()) for _ in range(3)]
+    entered = [asyncio.create_task(gate.enter(None)) for _ in range(3)]
     for moment, count in ((0.0, 0), (0.2, 1), (5.0, 1), (5.3, 2), (10.4, 3)):
         await loop.go_on(moment)
         assert sum(task.done() for task in entered) == count
@@ -175,7 +175,7 @@ async def test_the_first_good_answer_opens_the_gate(loop: Clock) -> None:
     gate = Gate(8, outage=60.0)
     for _ in range(DOWN):
         gate.later(loop.time(), answered=True)
-    entered = [asyncio.create_task(gate.enter()) for _ in range(5)]
+    entered = [asyncio.create_task(gate.enter(None)) for _ in range(5)]
     await loop.go_on(0.2)
     assert sum(task.done() for task in entered) == 1
     gate.widen()

@@ -64,7 +64,7 @@ async def test_comments_do_not_move_the_deadline_of_a_stream(
     said = ChatOutput()
     sender = await sender_to(Server(lambda _: said), monkeypatch)
     going = asyncio.create_task(
-        sender.pieces(Row().ask, lambda piece: False, sender.transport.ends())
+        sender.pieces(Row().ask, lambda piece: False, sender.transport.row())
     )
     for second in range(0, 600, 50):
         await loop.go_on(second)
@@ -82,9 +82,9 @@ async def test_comments_do_not_move_the_deadline_of_a_stream(
 async def test_the_wait_at_the_gate_counts(loop: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
     server = Server(lambda _: loop.create_future())
     sender = await sender_to(server, monkeypatch, max_in_flight=1)
-    first = asyncio.create_task(sender.whole(Row(), sender.transport.ends()))
+    first = asyncio.create_task(sender.whole(Row(), sender.transport.row()))
     await loop.go_on(1)
-    second = asyncio.create_task(sender.whole(Row(), sender.transport.ends(500.0)))
+    second = asyncio.create_task(sender.whole(Row(), sender.transport.row(500.0)))
     await loop.go_on(500)
     assert "for its turn" in (await second).failure().message
     await loop.go_on(SECONDS)
@@ -106,7 +106,7 @@ async def test_further_attempts_have_what_is_left(
 
     server = Server(answer)
     sender = await sender_to(server, monkeypatch)
-    going = asyncio.create_task(sender.whole(Row(), sender.transport.ends()))
+    going = asyncio.create_task(sender.whole(Row(), sender.transport.row()))
     await loop.go_on(590)
     waiting[0].set_exception(Broken("reset"))
     await loop.go_on(590)
@@ -125,7 +125,7 @@ async def test_what_cannot_wait_any_more_fails_with_what_it_failed_with(
 
     waiting: asyncio.Future[Any] = loop.create_future()
     sender = await sender_to(Server(lambda _: waiting), monkeypatch)
-    going = asyncio.create_task(sender.whole(Row(), sender.transport.ends()))
+    going = asyncio.create_task(sender.whole(Row(), sender.transport.row()))
     await loop.go_on(599.95)
     waiting.set_exception(Broken("reset"))
     await loop.go_on(599.95)
@@ -147,7 +147,7 @@ async def test_the_pause_that_is_made_is_the_one_that_must_fit(
     waiting: asyncio.Future[Any] = loop.create_future()
     server = Server(lambda _: waiting)
     sender = await sender_to(server, monkeypatch)
-    going = asyncio.create_task(sender.whole(Row(), sender.transport.ends()))
+    going = asyncio.create_task(sender.whole(Row(), sender.transport.row()))
     await loop.go_on(599.85)
     waiting.set_exception(Broken("reset"))
     await loop.go_on(599.85)
@@ -175,7 +175,7 @@ async def test_a_row_waits_as_long_as_it_was_asked_to_where_it_has_the_time(
 
     server = Server(lambda attempt: Later(300))
     sender = await sender_to(server, monkeypatch)
-    going = asyncio.create_task(sender.whole(Row(), sender.transport.ends()))
+    going = asyncio.create_task(sender.whole(Row(), sender.transport.row()))
     await loop.go_on(0)
     await loop.go_on(299)
     assert server.attempts == 1
@@ -198,7 +198,7 @@ async def test_a_row_that_has_ended_does_not_wait_for_the_end_of_its_stream(
 
     sender = await sender_to(Server(lambda _: said), monkeypatch)
     going = asyncio.create_task(
-        sender.pieces(Row().ask, take, sender.transport.ends(), ended=lambda: bool(finished))
+        sender.pieces(Row().ask, take, sender.transport.row(), ended=lambda: bool(finished))
     )
     said.queue.put_nowait(
         b'data: {"choices": [{"index": 0, "delta": {"content": "Hi"}, "finish_reason":'
@@ -224,7 +224,7 @@ async def test_looking_up_what_a_server_offers_counts(
         await loop.create_future()
 
     monkeypatch.setattr(sender.directory, "facts", never)
-    going = asyncio.create_task(sender.whole(Row(), sender.transport.ends()))
+    going = asyncio.create_task(sender.whole(Row(), sender.transport.row()))
     await loop.go_on(1)
     await loop.go_on(SECONDS)
     assert "for what the server offers" in (await going).failure().message
@@ -239,7 +239,7 @@ async def test_a_request_that_is_sent_by_hand_has_a_deadline_too(
     sender = await sender_to(Server(lambda _: loop.create_future()), monkeypatch)
     going = asyncio.create_task(
         sender.transport.once(
-            WireRequest(path="/v1/models", method="GET"), sender.transport.ends(9.0)
+            WireRequest(path="/v1/models", method="GET"), sender.transport.row(9.0)
         )
     )
     await loop.go_on(1)

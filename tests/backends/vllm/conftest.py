@@ -165,6 +165,7 @@ class Standin:
                     prompt_token_ids=told,
                     outputs=[completion],
                     finished=reason is not None,
+                    num_cached_tokens=len(told) - 1,
                 )
             )
             if reason is not None:

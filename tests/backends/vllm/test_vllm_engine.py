@@ -53,6 +53,14 @@ def test_without_vllm_it_is_said_what_to_install(monkeypatch: pytest.MonkeyPatch
         pg.backends.vllm("embedded")
 
 
+def test_tokens_of_prompts_are_counted_and_those_that_vllm_had(started: list[Any]) -> None:
+    vllm = engine()
+    vllm.generate(
+        [encoded([8, 20, 10], max_new_tokens=1), encoded([8, 9, 10, 11], max_new_tokens=2)]
+    )
+    assert (vllm.prompt_work.prompt_tokens, vllm.prompt_work.shared_tokens) == (2, 5)
+
+
 def test_an_argument_that_vllm_does_not_have_is_refused_with_the_nearest(
     started: list[Any],
 ) -> None:
