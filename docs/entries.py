@@ -340,6 +340,6 @@ def entry(name: str, value: Any) -> str:
             parts.append(f"Beside the fields of `{base.__name__}`:")
         parts += [table for table in (fields, methods_table(value)) if table]
         if is_enum:
-            shown = ", ".join(f"`{one.name}`" for one in value)
+            shown = ", ".join(f"`{one}`" for one in value.__members__)
             parts.append(f"One of {shown}.")
     return "\n\n".join(parts)
