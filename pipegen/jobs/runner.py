@@ -58,7 +58,7 @@ K = TypeVar("K")
 T = TypeVar("T")
 Answer = TypeVar("Answer", GenerationResult, Scored)
 GRACE = 5.0
-"""Seconds that rows in flight have to end, where a job ends early."""
+"""Seconds that requests in flight have to end, where a job ends early."""
 
 
 class Job(Iterator[T], Generic[T]):
@@ -73,19 +73,19 @@ class Job(Iterator[T], Generic[T]):
     runs with the same settings are reused.
     """
     made_before: Made
-    """The rows that were finished when the job began: how many have the settings of this run, and
-    how many have others, which are named.
+    """The requests that were finished when the job began: how many have the settings of this run,
+    and how many have others, which are named.
     """
     finished: int
-    """Rows that were given out, failed ones too."""
+    """Requests whose slots were given out, failed ones too."""
     reused: int
     """Those of them that were finished before this run."""
     answered: int
-    """Rows that succeeded in this run, those too that wait for their turn."""
+    """Requests that succeeded in this run, those too that wait for their turn."""
     failed: int
-    """Rows that were given out and failed."""
+    """Requests that failed, of those whose slots were given out."""
     stopped: bool
-    """Whether it ended before its last row, because of `stop`."""
+    """Whether it ended before its last request, because of `stop`."""
 
     def __init__(
         self,
@@ -145,17 +145,17 @@ class Job(Iterator[T], Generic[T]):
 
     @property
     def removed(self) -> bool:
-        """Whether its folder is not there any more: then no finished row is kept."""
+        """Whether its folder is not there any more: then no finished request is kept."""
         return not (self.journal.folder / SETTINGS).is_file()
 
     def rest(self) -> Iterator[tuple[Any, Slot[Any]]]:
-        """The names and slots of rows that ended in this run and are kept, but were not given out,
-        because the job ended before. `pg.job` has no names.
+        """The names and slots of requests that ended in this run and are kept, but were not given
+        out, because the job ended before. `pg.job` has no names.
         """
         return self._rest()
 
     def stop(self, grace: float | None = None, begun: Callable[[], object] = lambda: None) -> None:
-        """Ask for no more rows; those in flight have the job's `grace` to end, or as many seconds
+        """Start no more requests; those in flight have the job's `grace` to end, or as many seconds
         as are given here. Then the iterator ends.
 
         Any thread and a signal handler may call it, again too, with less time. `begun` is called by
@@ -166,8 +166,8 @@ class Job(Iterator[T], Generic[T]):
         self._wake()
 
     def close(self) -> None:
-        """End the job: rows in flight have its `grace` to end; what is finished is kept. Raises
-        `JournalError` where the last rows cannot be synced, or the folder was removed.
+        """End the job: requests in flight have its `grace` to end; what is finished is kept. Raises
+        `JournalError` where the last ones cannot be synced, or the folder was removed.
         """
         try:
             self._slots.close()
@@ -175,7 +175,7 @@ class Job(Iterator[T], Generic[T]):
             self._close_files()
 
     def tidy(self, finished: Callable[[str], bool]) -> None:
-        """Remove what dead processes have left of rows that are finished by now."""
+        """Remove what dead processes have left of requests that are finished by now."""
         self._noted.close(finished)
 
     def _close_files(self) -> None:
@@ -190,7 +190,7 @@ class Job(Iterator[T], Generic[T]):
         if self._needs_folder and self.removed:
             self._needs_folder = False  # it is reported once
             raise JournalError(
-                f"{self.journal.folder} was removed during the run: no finished row is kept there;"
+                f"{self.journal.folder} was removed during the run: no finished request is kept there;"
                 " start the job again, it begins anew"
             )
 
@@ -211,27 +211,27 @@ def job(
     grace: float = GRACE,
 ) -> Job[Slot[Answer]]:
     """Generate for any number of requests, as `imap` does, and keep what is finished in `folder`:
-    the same call again goes on where it stopped.
+    the same call again resumes where it stopped.
 
-    A row is known by its content: prompt, images, options, model and plugins. So the input may
-    change between two runs; rows that are in both are asked once. Rows that failed are asked again
-    where `retry` says so: those whose error is `retryable`, "all", "none", or one type of error.
+    A request is known by its content: prompt, images, options, model and plugins. So the input may
+    change between two runs; requests that are in both are sent once. Those that failed are sent
+    again where `retry` says so: if their error is `retryable`, "all", "none", or one type of error.
 
     A pipe of `scoring` is taken as a route is: its scores are kept.
 
-    folder: where finished rows are kept; made where it is not there.
+    folder: where finished requests are kept; made where it is not there.
     in_flight: how many requests run at a time. By default, as many as keep the engine full.
     image_policy: which images and videos may be read; by default any file and no URL.
     policy: how much one request may ask for.
-    retry: which failed rows are asked again.
-    version: what else the answers depend on, such as stages of your own; another version asks all
-    rows again.
-    restart: start again from the first row; the rows that are finished are removed. Refused while
-    another process runs the job.
-    grace: the seconds that rows in flight have to end where the job is closed early; 0 ends them at
-    once.
+    retry: which failed requests are sent again.
+    version: what else the answers depend on, such as stages of your own; another version sends
+    all requests again.
+    restart: start again from the first request; what is finished is removed. Refused while another
+    process runs the job.
+    grace: the seconds that requests in flight have to end where the job is closed early; 0 ends
+    them at once.
 
-    A bug fails its row, and that row is asked again. In a stage of your own it is `StageFailed`, in
+    A bug fails its request, which is sent again. In a stage of your own it is `StageFailed`, in
     an engine of your own `BackendFailed`, else `InternalError`. Raises `JournalError` where the
     folder holds results that no job has written, cannot be written, or is removed during the run.
     Other files in it stay.
@@ -289,8 +289,8 @@ def job_keyed(
     """As `job`, for pairs of a key and a request, as `imap_keyed` takes them: gives pairs of that
     key and the slot.
 
-    refuse: for the key of a row that is not finished, why it is not asked for; None where it is.
-    Nothing is kept of a row that is refused.
+    refuse: for the key of a request that is not finished, why it is not sent; None where it is.
+    Nothing is kept of a request that is refused.
     """
     return start_job(
         route,
@@ -349,7 +349,7 @@ def start_job(
     pairs(requests)
     if not isinstance(folder, (str, os.PathLike)):
         raise TypeError(
-            f"folder takes the path where the job keeps its rows, not {type(folder).__name__};"
+            f"folder takes the path where the job keeps its answers, not {type(folder).__name__};"
             " options come after it"
         )
     if type(grace) not in (int, float) or not 0 <= grace < math.inf:
@@ -518,7 +518,7 @@ def _remove_rows(folder: Path) -> None:
 
     The files stay: a run that opens one meanwhile would write to a file without a name.
     """
-    with refused(f"the rows in {folder}", "removed"), contextlib.ExitStack() as cleanup:
+    with refused(f"the answers in {folder}", "removed"), contextlib.ExitStack() as cleanup:
         files = []
         for path in files_of(folder):
             fd = os.open(path, os.O_RDWR)
