@@ -26,7 +26,8 @@ from support import readme
 import pipegen
 from pipegen.cli import main
 from pipegen.core.errors import GenerationError
-from pipegen.engines.settings import FallbackSettings, fields_of
+from pipegen.drivers.drive_parts import ReadInput, WholeBatch
+from pipegen.engines.settings import ChatServerSettings, FallbackSettings, fields_of
 from pipegen.records import results, scores
 from pipegen.records.engine_list import BACKENDS
 from pipegen.records.fields import InvalidField, help_of
@@ -241,6 +242,32 @@ def test_the_tables_have_every_option_setting_and_alias() -> None:
     ] == []
     assert [name for name in option_names() if f"{name}`" not in options] == []
     assert [name for name in SERVER_NAMES if f"| `{name}` |" not in config] == []
+
+
+def test_the_defaults_that_pages_state_are_those_of_the_code() -> None:
+    """Of settings of servers, of jobs and plugins, and of how many requests stages take."""
+
+    def on(page: str, pattern: str) -> list[tuple[str, str]]:
+        return re.findall(pattern, (DOCS / page).read_text(encoding="utf-8"), re.MULTILINE)
+
+    stated = on("servers.md", r"^\| `(\w+)` \| (none|[\d.]+)(?: s)? \|")
+    settings = inspect.signature(ChatServerSettings).parameters
+    assert len(stated) == 5
+    assert stated == [
+        (name, "none" if default is None else f"{default:g}")
+        for name, _ in stated
+        for default in [settings[name].default]
+    ]
+    ((_, grace),) = on("jobs.md", r"`(grace)` seconds \((\d+)")
+    assert float(grace) == inspect.signature(pipegen.job).parameters["grace"].default
+    together = on("pipelines.md", r"up to (\d+) in `run`, (\d+) in `imap`")
+    assert together == [(str(WholeBatch.together), str(ReadInput.together))]
+    plugins = on("plugins.md", r"^\| `(\w+)\((.*)\)` \|")
+    assert len(plugins) == 6
+    for name, shown in plugins:
+        arguments = inspect.signature(getattr(pipegen.plugins, name)).parameters
+        written = dict(re.findall(r"(\w+)=(\w+)", shown))
+        assert {key: str(arguments[key].default) for key in written} == written, name
 
 
 @pytest.mark.parametrize("page", PAGES, ids=page_id)
