@@ -112,6 +112,11 @@ def first_sentence(text: str) -> str:
     return sentences_of(re.split(r"\n\s*\n", text, maxsplit=1)[0])[0]
 
 
+def in_short(text: str) -> str:
+    """The first sentence up to its colon or semicolon."""
+    return re.split(r"[:;] |[.:]$", first_sentence(text))[0] + "."
+
+
 def cell(text: str) -> str:
     """Text for a cell of a table."""
     return " ".join(text.split()).replace("|", "\\|")
@@ -293,7 +298,7 @@ def methods_table(kind: type[Any]) -> str | None:
             name if is_value else " ".join(signature_of(name, called).split())
         )
         shown = shown.replace("( ", "(").replace(", )", ")")
-        rows.append(f"| `{cell(shown)}` | {cell(first_sentence(words))} |")
+        rows.append(f"| `{cell(shown)}` | {cell(in_short(words))} |")
     if not rows:
         return None
     return "\n".join(["| method or property | |", "| --- | --- |", *rows])
@@ -335,6 +340,6 @@ def entry(name: str, value: Any) -> str:
             parts.append(f"Beside the fields of `{base.__name__}`:")
         parts += [table for table in (fields, methods_table(value)) if table]
         if is_enum:
-            shown = ", ".join(f"`{one.name}`" for one in value)
+            shown = ", ".join(f"`{one}`" for one in value.__members__)
             parts.append(f"One of {shown}.")
     return "\n\n".join(parts)

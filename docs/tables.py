@@ -246,7 +246,7 @@ def names_table(page: str) -> str:
         if written or not name.startswith("pg.") or name.count(".") > 2:
             continue
         value = found(path)
-        words = entries.first_sentence(inspect.getdoc(value) or "")
+        words = entries.in_short(inspect.getdoc(value) or "")
         if isinstance(value, type) and issubclass(value, GenerationError):
             anchor = value.__name__.lower()
             words = f"[Errors](../errors.md#{anchor})."

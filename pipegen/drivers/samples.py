@@ -34,7 +34,7 @@ def samples(
     pipe: Pipe[GenerationRequest, GenerationResult],
 ) -> Pipe[GenerationRequest, GenerationResult]:
     """Let a pipe without `pg.stages.trim` honour `samples`: each request is expanded into as many
-    rows, and their results are put together in its one slot.
+    samples, and their results are put together in its one slot.
 
     The slot holds the first completion, with all of them, in order, in `.samples`. Those that
     failed are in `.failed_samples`, with their numbers; the slot itself fails, with the error of

@@ -191,8 +191,8 @@ class CheckpointSettings(EngineSettings):
         bool,
         boolean,
         Changes.MODEL,
-        "Tell models apart by every byte of their files, and not by samples of each tensor. A job has"
-        " it from its start, or asks its rows again.",
+        "Tell models apart by every byte of their files. A job has it from its start, or asks"
+        " all requests again.",
     ] = False
 
 
@@ -255,7 +255,7 @@ class HFSettings(WeightSettings):
         int | None,
         integer(low=1),
         Changes.NOTHING,
-        "Rows that run side by side. Default: 32, or up to 64 where they begin alike and end soon.",
+        "Sequences that run side by side. Default: 32, or up to 64 where they begin alike and end soon.",
     ] = None
     compile: Annotated[
         bool, boolean, Changes.NOTHING, "Compile the steps with `torch.compile`: for long jobs."
@@ -264,15 +264,13 @@ class HFSettings(WeightSettings):
         int | None,
         integer(low=0),
         Changes.NOTHING,
-        "Memory for images made ready ahead or kept for when they come again, in bytes; 0 is none."
-        " Default: 256 MiB.",
+        "Memory for prepared images, in bytes; 0 is none. Default: 256 MiB.",
     ] = None
     prefix_memory_bytes: Annotated[
         int | None,
         integer(low=0),
         Changes.NOTHING,
-        "Memory for beginnings that prompts share and for rows that have ended, in bytes; 0 reads"
-        " every prompt whole. Default: 1 GiB.",
+        "Memory for the prefix cache, in bytes; 0 turns it off. Default: 1 GiB.",
     ] = None
     self_check: Annotated[
         bool,
@@ -327,11 +325,11 @@ class VLLMSettings(WeightSettings):
         int | None, integer(low=1), Changes.ANSWERS, "Prompt and answer together, in tokens."
     ] = None
     max_num_seqs: Annotated[
-        int | None, integer(low=1), Changes.NOTHING, "Rows that run side by side."
+        int | None, integer(low=1), Changes.NOTHING, "Sequences that run side by side."
     ] = None
     enforce_eager: Annotated[bool | None, boolean, Changes.NOTHING, "No CUDA graphs."] = None
     enable_prefix_caching: Annotated[
-        bool | None, boolean, Changes.NOTHING, "Share the cache of equal beginnings."
+        bool | None, boolean, Changes.NOTHING, "Use vLLM's prefix cache."
     ] = None
     limit_mm_per_prompt: Annotated[
         Mapping[str, Any] | None, mapping, Changes.ANSWERS, "Images in one request: `{image: 4}`."

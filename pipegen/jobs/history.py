@@ -42,7 +42,7 @@ _MODEL = "the model"
 
 
 class Made(NamedTuple):
-    """How many rows were finished when a run began, and with which settings they were made."""
+    """How many requests were finished when a run began, and with which settings they were made."""
 
     alike: int
     """Those that were made with the settings of this run: they are reused. Where no run had others,
@@ -150,8 +150,8 @@ def note_run(
     others = changed_code(runs.get(mark, {}).get("code"), settings.get("code", {}))
     if others and rows:
         _log.warning(
-            "%s: the code of %s is another than that of the finished rows, which are reused;"
-            " version=... of the job, or of a plugin, asks them again",
+            "%s: the code of %s is another than that of the finished requests, which are reused;"
+            " version=... of the job, or of a plugin, sends them again",
             folder,
             " and of ".join(others),
         )
@@ -210,7 +210,7 @@ def _read(folder: Path, settings: Mapping[str, Any], rows: int) -> Mapping[str, 
         if not rows:
             raise JournalError(f"{damaged}; give another folder") from damaged
         _log.warning(
-            "%s: it is written anew, and finished rows with the settings of this run are reused",
+            "%s: it is written anew, and finished requests with the settings of this run are reused",
             damaged,
         )
         return {**settings, "keys": RULE, "earlier": True}
@@ -276,13 +276,15 @@ def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     ['the model is another', "dtype was not set, is 'float16'", 'temperature was 0.0, is 0.7']
     """
     words = (
-        ["the rows before are of an earlier version of pipegen"] if "engines" not in before else []
+        ["the requests before are of an earlier version of pipegen"]
+        if "engines" not in before
+        else []
     )
     was_rewritten, is_rewritten = (", ".join(run.get("rewrites", ())) for run in (before, now))
     if was_rewritten != is_rewritten:
         words.append(
             f"what is rewritten in messages was {was_rewritten or 'nothing'}, is"
-            f" {is_rewritten or 'nothing'}: rows without such messages are reused"
+            f" {is_rewritten or 'nothing'}: requests without such messages are reused"
         )
     return words + [
         f"{name} is another" if name.endswith(_MODEL) else f"{name} was {was}, is {new}"

@@ -156,7 +156,7 @@ class InFlight:
         times = self.alone[key]
         if times < TRIES:
             return None
-        row = "this row" if id is None else f"request {id!r:.200}"
+        row = "this request" if id is None else f"request {id!r:.200}"
         return BackendFailed(
             f"the process died {times} times while it worked on {row} and on no other",
             backend=backend,

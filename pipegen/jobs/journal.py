@@ -210,7 +210,7 @@ class Finished:
                     for start in range(0, offset, 2**20)
                 )
             _log.warning(
-                "%s, line %d cannot be read (%s): its row is asked again", stream.name, line, why
+                "%s, line %d cannot be read (%s): its request is sent again", stream.name, line, why
             )
 
     def close(self) -> None:
@@ -261,7 +261,7 @@ class Finished:
                 f" {', '.join(map(str, damaged[:_NAMED]))}{remainder}"
             )
             _log.warning(
-                "%s, %s: damaged, and left out; rows that are missing are asked again", path, names
+                "%s, %s: damaged, and left out; missing requests are sent again", path, names
             )
 
 

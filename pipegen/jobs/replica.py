@@ -128,7 +128,7 @@ class Replica:
             self._release()
             raise CallFailed(
                 BackendFailed(
-                    f"{most} processes in a row died here before a row succeeded",
+                    f"{most} processes in a row died here before a request succeeded",
                     backend=route.name,
                     hint="look in Ray's log for what ended them; often memory does not suffice",
                 )

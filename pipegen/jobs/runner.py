@@ -58,7 +58,7 @@ K = TypeVar("K")
 T = TypeVar("T")
 Answer = TypeVar("Answer", GenerationResult, Scored)
 GRACE = 5.0
-"""Seconds that rows in flight have to end, where a job ends early."""
+"""Seconds that requests in flight have to end, where a job ends early."""
 
 
 class Job(Iterator[T], Generic[T]):
@@ -73,8 +73,8 @@ class Job(Iterator[T], Generic[T]):
     reused.
     """
     made_before: Made
-    """The rows that were finished when the job began: how many have the settings of this run, and
-    how many have others, which are named.
+    """The requests that were finished when the job began: how many have the settings of this run,
+    and how many have others, which are named.
     """
     finished: int
     """Slots that were returned, failed ones included."""
@@ -85,7 +85,7 @@ class Job(Iterator[T], Generic[T]):
     failed: int
     """Slots that were returned with an error."""
     stopped: bool
-    """Whether it ended before its last row, because of `stop`."""
+    """Whether it ended before its last request, because of `stop`."""
 
     def __init__(
         self,
@@ -145,12 +145,12 @@ class Job(Iterator[T], Generic[T]):
 
     @property
     def removed(self) -> bool:
-        """Whether its folder is not there any more: then no finished row is kept."""
+        """Whether its folder is not there any more: then no finished request is kept."""
         return not (self.journal.folder / SETTINGS).is_file()
 
     def rest(self) -> Iterator[tuple[Any, Slot[Any]]]:
-        """The names and slots of rows that ended in this run and are kept, but were not given out,
-        because the job ended before. `pg.job` has no names.
+        """The names and slots of requests that ended in this run and are kept, but were not given
+        out, because the job ended before. `pg.job` has no names.
         """
         return self._rest()
 
@@ -175,7 +175,7 @@ class Job(Iterator[T], Generic[T]):
             self._close_files()
 
     def tidy(self, finished: Callable[[str], bool]) -> None:
-        """Remove what dead processes have left of rows that are finished by now."""
+        """Remove what dead processes have left of requests that are finished by now."""
         self._noted.close(finished)
 
     def _close_files(self) -> None:
@@ -190,7 +190,7 @@ class Job(Iterator[T], Generic[T]):
         if self._needs_folder and self.removed:
             self._needs_folder = False  # it is reported once
             raise JournalError(
-                f"{self.journal.folder} was removed during the run: no finished row is kept there;"
+                f"{self.journal.folder} was removed during the run: no finished request is kept there;"
                 " start the job again, it begins anew"
             )
 
@@ -286,8 +286,8 @@ def job_keyed(
     """As `job`, for pairs of a key and a request, as `imap_keyed` takes them: gives pairs of that
     key and the slot.
 
-    refuse: for the key of a row that is not finished, why it is not asked for; None where it is.
-    Nothing is kept of a row that is refused.
+    refuse: for the key of a request that is not finished, why it is not sent; None where it is.
+    Nothing is kept of a request that is refused.
     """
     return start_job(
         route,
@@ -346,7 +346,7 @@ def start_job(
     pairs(requests)
     if not isinstance(folder, (str, os.PathLike)):
         raise TypeError(
-            f"folder takes the path where the job keeps its rows, not {type(folder).__name__};"
+            f"folder takes the path where the job keeps its answers, not {type(folder).__name__};"
             " options come after it"
         )
     if type(grace) not in (int, float) or not 0 <= grace < math.inf:
@@ -515,7 +515,7 @@ def _remove_rows(folder: Path) -> None:
 
     The files stay: a run that opens one meanwhile would write to a file without a name.
     """
-    with refused(f"the rows in {folder}", "removed"), contextlib.ExitStack() as cleanup:
+    with refused(f"the answers in {folder}", "removed"), contextlib.ExitStack() as cleanup:
         files = []
         for path in files_of(folder):
             fd = os.open(path, os.O_RDWR)

@@ -130,8 +130,7 @@ class GenerationOptions:
     max_new_tokens: Annotated[
         int | None,
         integer(low=0),
-        "The most tokens to generate; a row that reaches it ends with `LENGTH`. With 0 only the"
-        " prompt is read, for its `prompt_logprobs`.",
+        "The most tokens to generate. With 0 only the prompt is read, for its `prompt_logprobs`.",
         OptionRow(
             512,
             EVERY,
@@ -150,8 +149,8 @@ class GenerationOptions:
     max_thinking_tokens: Annotated[
         int | None,
         integer(low=0),
-        "Think first, in at most this many tokens, which `max_new_tokens` counts too; then the"
-        " thought is closed, and the answer begins. Turns `enable_thinking` on.",
+        "Think first, in at most this many tokens, which `max_new_tokens` counts too. Turns"
+        " `enable_thinking` on.",
         OptionRow(
             near="thinking_token_budget thinking_budget",
             trial=2,
@@ -163,7 +162,8 @@ class GenerationOptions:
     min_new_tokens: Annotated[
         int | None,
         integer(low=0),
-        "Nothing ends a row before it has this many tokens, and a stop within them does not count.",
+        "Nothing ends the answer before it has this many tokens, and a stop within them does not"
+        " count.",
         OptionRow(
             0,
             SERVED,
@@ -312,8 +312,7 @@ class GenerationOptions:
     seed: Annotated[
         int | None,
         integer(low=0, high=2**63 - 1),
-        "Makes a sampled row repeatable in any batch. Without it, sampled rows may differ from run"
-        " to run.",
+        "Makes sampling repeatable in any batch. Without it, answers may differ from run to run.",
         OptionRow(
             None,
             EVERY,
@@ -327,7 +326,7 @@ class GenerationOptions:
     samples: Annotated[
         int | None,
         integer(low=1),
-        "How many completions to draw for one prompt; their seeds are derived from `seed`.",
+        "How many samples to draw for one prompt; their seeds are derived from `seed`.",
         OptionRow(
             1,
             EVERY,

@@ -1,4 +1,4 @@
-"""The bridge: what a chat template writes between the end of one answer and the next answer.
+"""What a chat template writes between the end of one answer and the next answer: the bridge.
 
 The next prompt of a conversation is the ids of the last prompt, the ids of the answer, and the
 bridge. What was sampled is never encoded again. The bridge comes from the template alone. A short

@@ -131,7 +131,7 @@ def test_an_error_to_fall_back_for_that_there_is_none_of_is_refused() -> None:
 
 def test_the_functions_have_the_settings_of_their_records_for_arguments() -> None:
     assert inspect.signature(pg.backends.hf).parameters["batch_size"].annotation == int | None
-    assert "batch_size: Rows that run side by side" in (pg.backends.hf.__doc__ or "")
+    assert "batch_size: Sequences that run side by side" in (pg.backends.hf.__doc__ or "")
     assert pg.backends.hf.__name__ == "hf"
     shared = {field.name for field in dataclasses.fields(pg.ModelLoadConfig)}
     assert shared >= {*fields_of("hf")}

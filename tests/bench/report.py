@@ -70,10 +70,6 @@ def without_paths(note: str) -> str:
     return re.sub(r"(?<!\w)/[\w.+-]+(/[\w.+-]+)+", "...", note)[:300]
 
 
-def figure(row: dict[str, Any]) -> str:
-    return f"{row['ratio']:.3g} ± {row['spread']:.2g}" if row["spread"] else f"{row['ratio']:.3g}"
-
-
 def table(rows: list[dict[str, Any]]) -> str:
     """How many rows of each group meet their targets, and the rows that miss their target."""
     lines = ["| group | rows | targets met |", "| --- | --- | --- |"]
@@ -84,7 +80,7 @@ def table(rows: list[dict[str, Any]]) -> str:
         )
     lines += ["", "| missed | against | ratio | target |", "| --- | --- | --- | --- |"]
     lines += [
-        f"| {row['work']} | {row['peer']} | {figure(row)} | {row['target']} |"
+        f"| {row['work']} | {row['peer']} | {row['ratio']:.3g} | {row['target']} |"
         for row in rows
         if row["meets"] is False
     ]

@@ -284,9 +284,7 @@ def test_the_command_line_names_the_damaged_line_and_writes_the_same(
     rows = Path(f"{out}.job") / "results-0001.jsonl"
     data = rows.read_bytes()
     rows.write_bytes(data.replace(b"re: prompt 1", b"re: prompt 7", 1))
-    warning = (
-        f"pipegen: {rows}, line 2: damaged, and left out; rows that are missing are asked again"
-    )
+    warning = f"pipegen: {rows}, line 2: damaged, and left out; missing requests are sent again"
     code, said = command("export", f"{out}.job", "-o", str(tmp_path / "export.jsonl"))
     assert (code, said.splitlines()) == (
         1,

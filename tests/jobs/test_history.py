@@ -212,7 +212,7 @@ def test_a_job_of_an_earlier_version_is_opened_and_asked_again_once(tmp_path: Pa
 def test_a_run_on_a_job_of_an_earlier_version_says_so(tmp_path: Path) -> None:
     earlier_job(tmp_path)
     assert run(tmp_path, PROMPTS).changed == (
-        "the rows before are of an earlier version of pipegen",
+        "the requests before are of an earlier version of pipegen",
         "temperature was 0.7, is 0.0",
     )
 

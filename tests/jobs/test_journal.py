@@ -93,7 +93,7 @@ def test_a_line_that_is_none_of_a_journal_is_left_out_with_a_warning(
     with Journal(tmp_path) as journal:
         assert (journal.get(A), journal.get(B)) == ({"id": "a"}, {"id": "b"})
     assert caplog.messages == [
-        f"{path}, line 2: damaged, and left out; rows that are missing are asked again"
+        f"{path}, line 2: damaged, and left out; missing requests are sent again"
     ]
 
 
@@ -192,8 +192,8 @@ def test_a_line_that_changes_while_the_journal_is_open_is_not_given_out(
             if why:
                 assert caplog.messages == [
                     (
-                        f"{path}, line 2 cannot be read (it does not agree with its checksum): its row"
-                        " is asked again"
+                        f"{path}, line 2 cannot be read (it does not agree with its checksum): its"
+                        " request is sent again"
                     )
                 ]
                 path.write_bytes(data)

@@ -410,7 +410,7 @@ def test_a_step_of_another_version_is_asked_again(
         journal.append("0" * 32, {"answer": "in a form to come"})
         assert Steps._kept(journal, "0" * 32, encoded()) is None
         assert not journal.has("0" * 32)
-    assert "its row is asked again" in caplog.text
+    assert "its request is sent again" in caplog.text
 
 
 def test_a_turn_that_has_ended_is_not_asked_again(tmp_path: Path) -> None:

@@ -221,7 +221,9 @@ def test_processes_that_die_before_any_answer_end_the_replica_soon(tmp_path: Pat
     for number in range(UNTRIED):
         dead(tmp_path, number)
     with (
-        pytest.raises(CallFailed, match="3 processes in a row died here before a row succeeded"),
+        pytest.raises(
+            CallFailed, match="3 processes in a row died here before a request succeeded"
+        ),
         replica(FakeEngine("yes<|im_end|>"), tmp_path),
     ):
         pass
@@ -274,7 +276,7 @@ def test_an_engine_that_kills_every_process_ends_the_replica(tmp_path: Path) -> 
         pass  # one more may begin
     dead(tmp_path, 77)
     with (
-        pytest.raises(CallFailed, match="died here before a row succeeded"),
+        pytest.raises(CallFailed, match="died here before a request succeeded"),
         replica(FakeEngine("yes<|im_end|>"), tmp_path),
     ):
         pass

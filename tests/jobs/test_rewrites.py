@@ -98,8 +98,8 @@ def test_rows_whose_prompt_another_version_changes_are_asked_again(tmp_path: Pat
     assert (later, job.reused) == (2, 2)
     assert job.changed == (
         (
-            "what is rewritten in messages was nothing, is reasoning: rows without such messages"
-            " are reused"
+            "what is rewritten in messages was nothing, is reasoning: requests without such"
+            " messages are reused"
         ),
     )
     last, job = run("null", "reasoning")

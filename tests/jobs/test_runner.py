@@ -482,7 +482,7 @@ def test_one_request_for_many_is_refused(tmp_path: Path) -> None:
 
 
 def test_options_in_the_place_of_the_folder_are_refused() -> None:
-    with pytest.raises(TypeError, match="folder takes the path where the job keeps its rows"):
+    with pytest.raises(TypeError, match="folder takes the path where the job keeps its answers"):
         job(pg.route(FakeEngine("")), [{"prompt": "Hi"}], {"max_new_tokens": 4})  # type: ignore[arg-type]
 
 
@@ -631,7 +631,7 @@ def removing(folder: Path) -> FakeEngine:
     return FakeEngine(script)
 
 
-REMOVED = r"job was removed during the run: no finished row is kept there"
+REMOVED = r"job was removed during the run: no finished request is kept there"
 
 
 def test_a_folder_that_is_removed_during_the_run_ends_the_job_with_an_error(tmp_path: Path) -> None:

@@ -318,7 +318,7 @@ def test_a_replica_whose_process_is_killed_while_it_loads_blames_no_row(
         return from_lines(jsonl.lines_of(io.BytesIO(source.read_bytes())), Columns())
 
     on = OnRay(partial(stub, asked=str(started), poison="Hi"), cluster, 1, 0)
-    with pytest.raises(typer.BadParameter, match="3 processes in a row died here before a row"):
+    with pytest.raises(typer.BadParameter, match="3 processes in a row died here before a request"):
         list(slots_of(tmp_path, on, opened))
     assert len(started.read_text().split()) == 3
     assert lines_of(tmp_path / "out.job") == []

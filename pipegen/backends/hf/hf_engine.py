@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 __all__ = ["HFEngine"]
 
 ROWS = 32
-"""Rows that run side by side by default."""
+"""Sequences that run side by side by default."""
 
 
 class _Parts:
