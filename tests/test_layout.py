@@ -41,7 +41,7 @@ ROOMS = (
 )
 """Each imports only itself and those before it."""
 BUDGETS = {
-    "backends": 124_250,
+    "backends": 124_550,
     "cli": 40_200,
     "records": 37_850,
     "report": 33_550,
