@@ -14,6 +14,7 @@ import asyncio
 import contextlib
 import heapq
 import io
+import itertools
 import json
 import os
 import random
@@ -292,6 +293,8 @@ def server() -> Rows:
 
 
 SHARED, NEW = 600, 16
+ROWS = 64
+"""Rows that run side by side where they share; the peers may run as many."""
 
 
 def prefix() -> Rows:
@@ -314,7 +317,7 @@ def prefix() -> Rows:
     config: Any = GenerationConfig
     settings = config(max_new_tokens=NEW, do_sample=False, eos_token_id=-1, pad_token_id=0)
     bounded = ContinuousBatchingConfig(
-        num_blocks=32 * 24, page_size=32, max_batch_tokens=512, max_requests_per_batch=32
+        num_blocks=ROWS * 24, page_size=32, max_batch_tokens=512, max_requests_per_batch=ROWS
     )
 
     def ours(name: str, memory: int | None) -> float:
@@ -335,6 +338,7 @@ def prefix() -> Rows:
         made[BATCH] = [list(answer.generated_tokens) for answer in answers.values()]
         return time.process_time() - began
 
+    beside = BesideVllm(folder, prompts, NEW, ROWS)
     works = {
         "shared": lambda: ours("shared", None),
         "whole": lambda: ours("whole", 0),
@@ -344,6 +348,7 @@ def prefix() -> Rows:
     for _ in range(min(REPEATS, 3)):
         for name, work in works.items():
             taken[name].append(work())
+        beside()
     if made["shared"] != made["whole"]:
         raise AssertionError("shared prefixes changed the ids")
     said = f"64 prompts, {SHARED} shared tokens, own parts of 10 to 60, {NEW} new, SmolLM2-135M"
@@ -371,58 +376,71 @@ def prefix() -> Rows:
             f"{equal} of 64 answers are equal",
         )
     )
-    return [*rows, _beside_vllm(said, folder, prompts, taken["shared"], made["shared"])]
+    return [*rows, beside.row(said, taken["shared"], made["shared"], "at least 0", GROUP)]
 
 
 BATCH = "transformers generate_batch"
 
 
-def _beside_vllm(
-    said: str,
-    folder: str,
-    prompts: list[list[int]],
-    ours: list[float],
-    made: list[list[int]],
-    new: int = NEW,
-) -> dict[str, Any]:
-    """The same work by vLLM with its prefix cache, in a process of its own; there is no target."""
-    peer = "vLLM on this CPU, with its prefix cache"
-    if not VLLM.exists():
-        return row(
-            said,
-            peer,
-            None,
-            "at least 0",
-            group=GROUP,
-            note="not measured: `nox -s vllm_cpu` makes its environment",
+class BesideVllm:
+    """vLLM with its prefix cache, in a process of its own, at the work of a round when it is asked.
+    Where it is not there, `absent` says why.
+
+    rows: how many run side by side.
+    """
+
+    def __init__(self, folder: str, prompts: list[list[int]], new: int, rows: int) -> None:
+        self.seconds: list[float] = []
+        self.ids: list[list[int]] = []
+        self.absent = "" if VLLM.exists() else "`nox -s vllm_cpu` makes its environment"
+        if self.absent:
+            return
+        self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115
+        self._process = subprocess.Popen(
+            [str(VLLM), __file__, "vllm"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
+            text=True,
         )
-    work = json.dumps({"model": folder, "prompts": prompts, "new": new})
-    done = subprocess.run(
-        [str(VLLM), __file__, "vllm"], input=work, capture_output=True, text=True, check=False
-    )
-    if done.returncode:
-        return row(
-            said,
-            peer,
-            None,
-            "at least 0",
-            group=GROUP,
-            note=f"not measured: {done.stderr.strip().splitlines()[-1]}",
-        )
-    answer = json.loads(done.stdout.splitlines()[-1])
-    equal = sum(one == other for one, other in zip(made, answer["ids"], strict=True))
-    return timed(
-        said,
-        peer,
-        ours,
-        answer["seconds"],
-        "at least 0",
-        f"no target; {equal} of {len(made)} answers are equal",
-    )
+        work = {"model": folder, "prompts": prompts, "new": new, "rows": rows}
+        self(json.dumps(work))
+        self.seconds.clear()
+
+    def __call__(self, asked: str = "again") -> None:
+        """One round more."""
+        if self.absent:
+            return
+        line = ""
+        with contextlib.suppress(BrokenPipeError):
+            print(asked, file=self._process.stdin, flush=True)
+            lines = self._process.stdout or ()
+            line = next((line for line in lines if line.startswith('{"seconds"')), "")
+        if line:
+            answer = json.loads(line)
+            self.ids = answer["ids"]
+            self.seconds.append(answer["seconds"])
+        else:
+            self._errors.seek(0)
+            self.absent = (self._errors.read().strip().splitlines() or ["it has ended"])[-1]
+
+    def row(
+        self, said: str, ours: list[float], made: list[list[int]], target: str, group: str
+    ) -> dict[str, Any]:
+        """The row of the report, and the end of the process."""
+        peer = "vLLM on this CPU, with its prefix cache"
+        if self.absent:
+            note = f"not measured: {self.absent}"
+            print(f"{peer}: {note}", flush=True)
+            return row(said, peer, None, target, group=group, note=note)
+        self._process.communicate()  # without further lines it ends
+        equal = sum(one == other for one, other in zip(made, self.ids, strict=True))
+        note = f"{equal} of {len(made)} answers are equal"
+        return timed(said, peer, ours, self.seconds, target, note) | {"group": group}
 
 
 def vllm_alone() -> None:
-    """Read the work from stdin, and print vLLM's seconds and ids."""
+    """Read the work from a line of stdin, and do it for each; print vLLM's seconds and ids."""
     os.environ.update(
         VLLM_ENABLE_V1_MULTIPROCESSING="0",
         VLLM_NO_USAGE_STATS="1",
@@ -433,22 +451,22 @@ def vllm_alone() -> None:
     import vllm
     from vllm_arms import bare
 
-    work, seconds, ids = json.load(sys.stdin), list[float](), list[list[int]]()
+    work = json.loads(sys.stdin.readline())
     # the weights were read out of a GGUF file, as the configuration still says
     unpacked = {"quantization_config": None}
     settings: dict[str, Any] = {
         "enforce_eager": True,
         "max_model_len": 1024,
-        "max_num_seqs": 32,
+        "max_num_seqs": work["rows"],
         "kv_cache_memory_bytes": 1 << 30,
     }
     llm: Any = vllm.LLM(model=work["model"], dtype="float32", hf_overrides=unpacked, **settings)
-    for _ in range(min(REPEATS, 3) + 1):
+    rounds = ((None, work["new"]) for _ in sys.stdin)
+    for some, new in itertools.chain([(8, 2)], rounds):  # the first warms up
         llm.reset_prefix_cache()
         began = time.process_time()
-        ids = bare(llm, work["prompts"], work["new"])
-        seconds.append(time.process_time() - began)
-    print(json.dumps({"seconds": seconds[1:], "ids": ids}))
+        ids = bare(llm, work["prompts"][:some], new)
+        print(json.dumps({"seconds": time.process_time() - began, "ids": ids}), flush=True)
 
 
 def guess() -> Rows:

@@ -21,7 +21,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from flow import BATCH, ON, VLLM, _beside_vllm, opened
+from flow import BATCH, ON, ROWS, BesideVllm, opened
 from measure import REPEATS, paired, row, write
 from models import smollm2
 
@@ -86,14 +86,18 @@ class Way:
         self.held = most[0]
 
 
-def in_turn(work: Callable[[pg.Route], Any], warm: Callable[[pg.Route], Any]) -> tuple[Way, Way]:
-    """Both ways of a piece of work, after each has done a smaller one."""
+def in_turn(
+    work: Callable[[pg.Route], Any],
+    warm: Callable[[pg.Route], Any],
+    peers: Sequence[Callable[[], Any]] = (),
+) -> tuple[Way, Way]:
+    """Both ways of a piece of work, and the peers, after each way has done a smaller one."""
     with opened(str(smollm2())) as route:
         for shared in (True, False):
             Way(route, warm, shared=shared)(counts=False)
         ways = Way(route, work, shared=True), Way(route, work, shared=False)
         for number in range(min(REPEATS, 3)):
-            for way in ways if number % 2 else reversed(ways):
+            for way in (*ways, *peers) if number % 2 else (*peers, *reversed(ways)):
                 way()
     return ways
 
@@ -129,45 +133,63 @@ def prompts() -> Rows:
     chance = random.Random(2)
     head = drawn(chance, 600)
     asked = [head + drawn(chance, chance.randint(10, 60)) for _ in range(some(64))]
-    ours, theirs = in_turn(made(48, asked), made(2, asked[:8]))
+    folder = str(smollm2())
+    vllm, batch = BesideVllm(folder, asked, 48, ROWS), Batch(folder, asked)
+    ours, theirs = in_turn(made(48, asked), made(2, asked[:8]), (vllm, batch))
     if ours.answers != theirs.answers:
         raise AssertionError("sharing changed the ids")
     said = f"{len(asked)} prompts, 600 shared tokens, 10 to 60 of their own, 48 new, SmolLM2-135M"
-    rows = [compared(said, ours, theirs, "at least 1", "the same ids")]
-    folder = str(smollm2())
-    if VLLM.exists():
-        beside = _beside_vllm(said, folder, asked, ours.seconds, ours.answers, 48)
-        rows.append({**beside, "group": GROUP})
-    return [*rows, _beside_batch(said, folder, asked, ours)]
+    return [
+        compared(said, ours, theirs, "at least 1", "the same ids"),
+        vllm.row(said, ours.seconds, ours.answers, "at least 1.1", GROUP),
+        batch.row(said, ours),
+    ]
 
 
-def _beside_batch(said: str, folder: str, asked: list[Ids], ours: Way) -> dict[str, Any]:
-    from transformers import AutoModelForCausalLM, ContinuousBatchingConfig, GenerationConfig
+class Batch:
+    """transformers' continuous batching, at the same prompts."""
 
-    auto: Any = AutoModelForCausalLM
-    model = auto.from_pretrained(folder, dtype="float32").eval()
-    config: Any = GenerationConfig
-    settings = config(max_new_tokens=48, do_sample=False, eos_token_id=-1, pad_token_id=0)
-    bounded = ContinuousBatchingConfig(
-        num_blocks=32 * 24, page_size=32, max_batch_tokens=512, max_requests_per_batch=32
-    )
-    began = time.process_time()
-    answers = model.generate_batch(
-        asked, generation_config=settings, continuous_batching_config=bounded
-    )
-    seconds = time.process_time() - began
-    found = sorted(list(answer.generated_tokens) for answer in answers.values())
-    same = sum(one == other for one, other in zip(sorted(ours.answers), found, strict=True))
-    return row(
-        said,
-        BATCH,
-        seconds / statistics.median(ours.seconds),
-        "at least 10",
-        group=GROUP,
-        ours=f"{statistics.median(ours.seconds):.3g} s",
-        theirs=f"{seconds:.3g} s",
-        note=f"{same} of {len(found)} answers are equal",
-    )
+    def __init__(self, folder: str, asked: list[Ids]) -> None:
+        from transformers import AutoModelForCausalLM, ContinuousBatchingConfig, GenerationConfig
+
+        auto: Any = AutoModelForCausalLM
+        self._model, self._asked = auto.from_pretrained(folder, dtype="float32").eval(), asked
+        config: Any = GenerationConfig
+        self._settings: dict[str, Any] = {
+            "generation_config": config(
+                max_new_tokens=48, do_sample=False, eos_token_id=-1, pad_token_id=0
+            ),
+            "continuous_batching_config": ContinuousBatchingConfig(
+                num_blocks=ROWS * 24,
+                page_size=32,
+                max_batch_tokens=512,
+                max_requests_per_batch=ROWS,
+            ),
+        }
+        self.seconds: list[float] = []
+        self.ids: list[Ids] = []
+
+    def __call__(self) -> None:
+        began = time.process_time()
+        answers = self._model.generate_batch(self._asked, **self._settings)
+        self.seconds.append(time.process_time() - began)
+        self.ids = [list(answer.generated_tokens) for answer in answers.values()]
+
+    def row(self, said: str, ours: Way) -> dict[str, Any]:
+        ratio, spread = paired(ours.seconds, self.seconds)
+        pairs = zip(sorted(ours.answers), sorted(self.ids), strict=True)
+        same = sum(one == other for one, other in pairs)
+        return row(
+            said,
+            BATCH,
+            ratio,
+            "at least 10",
+            group=GROUP,
+            spread=spread,
+            ours=f"{statistics.median(ours.seconds):.3g} s",
+            theirs=f"{statistics.median(self.seconds):.3g} s",
+            note=f"{same} of {len(self.ids)} answers are equal",
+        )
 
 
 def samples() -> Rows:
@@ -229,5 +251,7 @@ def alone() -> Rows:
 PARTS = {part.__name__: part for part in (prompts, samples, choices, alone)}
 
 if __name__ == "__main__":
-    chosen = sys.argv[1:] or [*PARTS]
-    write("shared", [line for name in chosen for line in PARTS[name]()])
+    lines: Rows = []
+    for name in sys.argv[1:] or PARTS:
+        lines += PARTS[name]()
+        write("shared", lines)  # what there is, should a later part fail
