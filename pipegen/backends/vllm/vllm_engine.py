@@ -306,8 +306,8 @@ class VLLMSession:
 
     @property
     def running(self) -> int:
-        """How many rows vLLM has."""
-        return len(self._requests)
+        """How many rows vLLM runs, at most."""
+        return min(len(self._requests), self._engine._side_by_side)
 
     def add(self, inputs: Mapping[int, Encoded | ScoreInput]) -> None:
         """Add rows, by their numbers. Raises `CallFailed` where vLLM cannot start, or has

@@ -14,6 +14,7 @@ from returns.result import Success
 from support.models import encoded
 
 from pipegen.backends.http.loops import LoopThread
+from pipegen.backends.http.transport import RowCall
 from pipegen.backends.servers.http_engine import ServerSession
 from pipegen.engines.protocol import RowDone
 
@@ -24,7 +25,7 @@ class Server:
     """
 
     def __init__(self, most: int) -> None:
-        transport = SimpleNamespace(call_ends=lambda: None, row=lambda _: None)
+        transport = SimpleNamespace(call_ends=lambda: None, row=lambda _: RowCall(0.0))
         self.sender = SimpleNamespace(
             settings=SimpleNamespace(max_in_flight=most), transport=transport
         )
@@ -82,6 +83,7 @@ def test_what_is_told_of_a_row_comes_before_its_end() -> None:
             if not count and not call._done:
                 self.append("text")
                 call._slots.append(Success("answer"))
+                call._retries.append(0)
                 call._done.append(0)
             return count
 
