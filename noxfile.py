@@ -676,7 +676,7 @@ def install_peer(session: nox.Session, name: str) -> None:
 
 @shared(default=False)
 def bench(session: nox.Session) -> None:
-    """Measure pipegen beside its peers and write docs/benchmarks.md; `-- text stops` measures some
+    """Measure pipegen beside its peers and write docs/contributing/benchmarks.md; `-- text stops` measures some
     groups only. It takes an hour.
 
     The last two groups show where the seconds of the Hugging Face path go, and what compiling its

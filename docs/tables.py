@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import ast
 import functools
 import importlib
 import inspect
@@ -60,7 +61,10 @@ def shown_type(hint: Any) -> str:
 
 def options_table() -> str:
     """One row for each option."""
-    rows = ["| option, its type and default | |", "| --- | --- |"]
+    rows = [
+        "| option, its type and default | | not on |",
+        "| --- | --- | --- |",
+    ]
     for name, entry in OPTIONS.items():
         kind, default = (
             GROUPS.get(entry.group, GenerationOptions),
@@ -72,64 +76,62 @@ def options_table() -> str:
             else f", `{dict(default) if isinstance(default, Mapping) else default!r}`"
         )
         full = f"{entry.group}.{name}" if entry.group else name
+        lacks = [
+            f"`{engine}`"
+            for engine, honours in ENGINES.items()
+            if name not in honours
+        ]
         rows.append(
             f"| `{full}`<br>{shown_type(get_type_hints(kind)[name])}{shown} | {entry.help} |"
+            f" {', '.join(lacks)} |"
         )
     return "\n".join(rows)
 
 
-def capabilities_table() -> str:
-    """What each engine honours at best."""
+def engines_tables() -> str:
+    """What the engines can do, and their settings."""
     rows = [
-        "| capability | " + " | ".join(ENGINES) + " |",
+        "| feature | " + " | ".join(ENGINES) + " |",
         "| --- |" + " --- |" * len(ENGINES),
     ]
-    for name in (
-        *FEATURES,
-        *sorted(
-            {option for honours in ENGINES.values() for option in honours}
-            - set(FEATURES)
-        ),
+    for name, words in FEATURES.items():
+        marks = ("✓" if name in one else "" for one in ENGINES.values())
+        rows.append(f"| `{name}`: {words} | {' | '.join(marks)} |")
+    rows += ["", "| setting | of | meaning |", "| --- | --- | --- |"]
+    groups: dict[frozenset[str], str] = {}
+    for takers, short in (
+        (("hf", "vllm"), "hf, vllm"),
+        (("vllm_server", "sglang_server", "openai_server"), "servers"),
+        (("hf", "vllm", "vllm_server", "sglang_server"), "all but openai"),
     ):
-        label = (
-            f"`{name}`: {FEATURES[name]}" if name in FEATURES else f"`{name}`"
-        )
-        rows.append(
-            f"| {label} | "
-            + " | ".join(
-                "✓" if name in honours else "" for honours in ENGINES.values()
-            )
-            + " |"
-        )
+        groups[frozenset(takers)] = short
+    rows += [
+        f"| `{name}` | {groups.get(frozenset(key.takers), ', '.join(key.takers))} | {key.words} |"
+        for name, key in KEYS.items()
+    ]
+    rows += [
+        f"| `{name}` | all | {words} |"
+        for name, words in help_of(FallbackSettings).items()
+    ]
     return "\n".join(rows)
 
 
 def keys_table() -> str:
-    """The keys that a backend takes in a file."""
-    rows = [f"| `type: {kind}` | {words} |" for kind, words in TYPES.items()]
-    rows = [
-        "| type | meaning |",
-        "| --- | --- |",
-        *rows,
-        "",
-        "| key | taken by | meaning |",
-        "| --- | --- | --- |",
-    ]
-    rows += [
-        f"| `{name}` | {', '.join(key.takers)} | {key.words} |"
-        for name, key in KEYS.items()
-    ]
-    rows += [
-        f"| `{name}` | every type | {words} |"
-        for name, words in help_of(FallbackSettings).items()
-    ]
-    rows += [
-        "",
-        "| name | option |",
-        "| --- | --- |",
-        *(f"| `{alias}` | `{name}` |" for alias, name in SERVER_NAMES.items()),
-    ]
-    return "\n".join(rows)
+    """The types of a backend in a file, and other names of options."""
+    return "\n".join(
+        [
+            "| type | meaning |",
+            "| --- | --- |",
+            *(f"| `type: {kind}` | {words} |" for kind, words in TYPES.items()),
+            "",
+            "| name | option |",
+            "| --- | --- |",
+            *(
+                f"| `{alias}` | `{name}` |"
+                for alias, name in SERVER_NAMES.items()
+            ),
+        ]
+    )
 
 
 def versions_table() -> str:
@@ -175,12 +177,22 @@ def forms_table() -> str:
     return "\n".join(rows)
 
 
+def laws_table() -> str:
+    """One row for each file of laws: its docstring."""
+    rows = ["| file | what holds for every input |", "| --- | --- |"]
+    for path in sorted((PAGES.parent / "property_tests").glob("test_*.py")):
+        words = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8")))
+        rows.append(f"| `{path.name}` | {' '.join((words or '').split())} |")
+    return "\n".join(rows)
+
+
 TABLES: Mapping[str, Callable[[], str]] = {
     "start.md": versions_table,
     "options.md": options_table,
-    "engines.md": capabilities_table,
+    "engines.md": engines_tables,
     "config.md": keys_table,
     "data.md": forms_table,
+    "contributing/laws.md": laws_table,
 }
 
 
@@ -226,17 +238,16 @@ def found(path: str) -> Any:
 
 
 def names_table(page: str) -> str:
-    """One row for each name that a page of the reference shows: the first sentence of its
+    """One row for each public name that the site alone shows in full: the first sentence of its
     docstring.
     """
-    rows = ["| name | |", "| --- | --- |"]
-    for written, name, path, heading in SHOWN.findall(page):
-        words = inspect.getdoc(found(written or path)) or ""
+    rows = ["| more names, in full on the site | |", "| --- | --- |"]
+    for written, _, path, heading in SHOWN.findall(page):
+        if written or not shown_name(heading or path).startswith("pg."):
+            continue
+        words = inspect.getdoc(found(path)) or ""
         first = re.split(r"(?<=\.)\s|\n\n", words, maxsplit=1)[0]
-        shown = f"`{shown_name(name or heading or written or path)}`"
-        if written:
-            anchor = (name or written.removeprefix("pipegen.")).lower()
-            shown = f"[{shown}](#{anchor.replace('.', '')})"
+        shown = f"`{shown_name(heading or path)}`"
         rows.append(
             f"| {shown} | {' '.join(first.split()).replace('|', chr(92) + '|')} |"
         )

@@ -1,5 +1,5 @@
-"""Laws of the check of answers: what an independent checker calls right is never called wrong, and
-neither is the start of it.
+"""The check of answers: what an independent checker accepts is never called wrong, nor is the start
+of it.
 """
 
 from __future__ import annotations

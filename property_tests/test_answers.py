@@ -1,5 +1,5 @@
-"""What servers answer is foreign data: whatever is in it, each row gets its slot, with a result
-that can be written or a typed error.
+"""Answers of servers are foreign data: whatever is changed in one, its request gets a result that
+can be written, or a typed error; the split of a stream's bytes changes no event.
 """
 
 from __future__ import annotations

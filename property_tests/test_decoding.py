@@ -1,5 +1,5 @@
-"""The laws of decoding: ids to text in pieces and at once, and a row followed token by token
-against the same row judged whole.
+"""Decoding ids in pieces gives the text of decoding them at once; a request followed token by token
+ends like one judged whole; tokens after an end change nothing.
 """
 
 from __future__ import annotations

@@ -1,6 +1,5 @@
-"""The laws of edited chat routes, whose engine is a server that writes text and may end it at
-stops: a row is what the stages make of the server's whole answer, cut by one rule; every way to run
-the pipe gives the same; and what no stage honours is refused before the server is asked.
+"""Edited routes to chat servers: every function that runs them gives what the stages make of the
+server's whole answer, and what no stage honours is refused before the call.
 """
 
 from __future__ import annotations

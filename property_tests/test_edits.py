@@ -1,9 +1,5 @@
-"""The laws of edited routes: an engine's early exit changes how much is generated, and nothing
-else.
-
-The engine of the left side ends rows at stop strings and where plugins halt them. That of the right
-side goes on to the row's end token or its length. For every pipe that is made of a route by edits,
-and all options, both give the same slots.
+"""Edited routes: an engine that ends early gives the slots of its whole answers, whatever stages
+are inserted, replaced or removed.
 """
 
 from __future__ import annotations

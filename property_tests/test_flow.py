@@ -1,5 +1,5 @@
-"""Continuous feeding: whatever ends when, and however few requests may be in flight, the slots are
-those of one run.
+"""Continuous feeding: for any number in flight and any order of ends, the slots are those of one
+run; an engine that dies fails what is in flight once, and the rest is answered.
 """
 
 from __future__ import annotations

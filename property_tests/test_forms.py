@@ -1,4 +1,6 @@
-"""Laws of answers that have a form, on the embedded model."""
+"""Structured output: for random schemas, regular expressions and choices an answer has its form
+unless its length ended it, and no other request is affected.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Laws of the Hugging Face engine: its plan of batches, its sampling, and its ids beside those of
-transformers' own `generate`.
+"""The Hugging Face engine in float32: greedy ids are those of transformers' own `generate`,
+sampling has the distribution of its warpers, and a result does not depend on its batch.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Laws of caches that grow in place: they hold what transformers' own hold, whatever rows come, go
-and stay.
+"""A cache that grows in place holds what transformers' own holds, whatever sequences come, go and
+stay.
 """
 
 from __future__ import annotations

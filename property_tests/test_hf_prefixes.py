@@ -1,5 +1,5 @@
-"""Laws of what stays after it was read: the text does not depend on it, whatever rows come, go and
-stay, and it keeps to its memory.
+"""The prefix cache changes no text, for random turns, branches, images and samplings, and keeps to
+its memory limit.
 """
 
 from __future__ import annotations

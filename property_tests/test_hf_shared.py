@@ -1,5 +1,5 @@
-"""Laws of rows that hold a beginning together: their tokens do not depend on who shares with them,
-whoever enters, leaves and ends, and however often the memory is full.
+"""Sequences that share a prefix: in float32 ids and logprobs are those of each alone, whoever
+enters, leaves and ends, and however often memory is full.
 """
 
 from __future__ import annotations

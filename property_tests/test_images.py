@@ -1,5 +1,5 @@
-"""Laws of images: sizes that the model's own processor keeps, and broken files that are answers and
-not crashes.
+"""A chosen size is one that the model's own processor keeps; a damaged file gives an image or
+`BadImage`; the digest is of the pixels.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""The law of injection: the control tokens of a prompt are those of the same conversation with
-harmless words, whatever the template does with them.
+"""The control tokens of a prompt are those of the same conversation with harmless words, whatever
+the template does with them.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Laws of rotary factors by row: what a row gets does not depend on its neighbours."""
+"""Rotary factors of a sequence do not depend on the others of its batch."""
 
 from __future__ import annotations
 

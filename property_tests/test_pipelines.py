@@ -1,5 +1,5 @@
-"""Random pipelines: routes, fallbacks, judges after rollouts, edits by name, plugins and samples,
-nested in any way, give one answer by every driver.
+"""Random pipelines (fallbacks, judges, loops, edits, plugins, samples) give the same slots by every
+function that runs a pipe, and after pickling at each call.
 """
 
 from __future__ import annotations

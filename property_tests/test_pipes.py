@@ -1,5 +1,5 @@
-"""The laws of pipes and drivers, over scripted engines and small numbers: what holds for these
-holds for every record.
+"""N slots in, N slots out, in order; a failed slot passes as the same object; an engine is called
+once; joining and fallback are associative; sync and async agree; bugs raise.
 """
 
 from __future__ import annotations

@@ -1,10 +1,5 @@
-"""Laws of the plugins that ship.
-
-- Halting at balanced JSON: at the same character however the text is cut into pieces; what is kept
-  of JSON with a tail is that JSON.
-- No repeated object: the token that a row wants is forbidden exactly when it completes a repeat; a
-  row that wants repeats, and looks for a way round each ban, gets every object once; rows know
-  nothing of each other.
+"""The plugins that ship: the same ends for any split into pieces; the tokens that are forbidden are
+exactly those that complete a repeated object; requests do not affect each other.
 """
 
 from __future__ import annotations

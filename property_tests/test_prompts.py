@@ -1,5 +1,5 @@
-"""The laws of prompts: ordinary text has the plain ids, and no word of a user's becomes a control
-token.
+"""Ordinary text has the ids of the plain tokenizer call, and no word of a user becomes a control
+token or an image.
 """
 
 from __future__ import annotations

@@ -1,7 +1,5 @@
-"""Law 3: stages are functions. What an engine learns between two batches changes no stage.
-
-The engine learns with each call: its limits become smaller, it honours less, its tokens are others.
-The stages make the same rows today and tomorrow, before a call and after it; and the rows pickle.
+"""Stages are functions: what an engine learns between two batches changes no stage, each fact of a
+model is read once, and records before a call can be pickled.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""The laws of options and records."""
+"""Options and records: resolving twice changes nothing, merging is associative, and plain data,
+pickles and tables give back what was written.
+"""
 
 from __future__ import annotations
 

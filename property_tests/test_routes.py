@@ -1,5 +1,5 @@
-"""The laws of whole routes, over a scripted engine: limits of the caller's own, samples that fail,
-and keys.
+"""Whole routes: `max_prompt_tokens` fails exactly the longer prompts; each sample is as it is
+alone; `imap_keyed` gives each key its slot, in order.
 """
 
 from __future__ import annotations

@@ -1,6 +1,4 @@
-"""The laws of scores: where continuations begin, and that each token of a text is predicted
-once.
-"""
+"""Scores: where continuations begin, and that each token of a text is predicted once."""
 
 from __future__ import annotations
 

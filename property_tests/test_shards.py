@@ -1,6 +1,4 @@
-"""The laws of shards: whatever their number, they are a partition of the requests by what these
-say, and their jobs together are the one job.
-"""
+"""Shards are a partition of the requests by content; their jobs together are the one job."""
 
 from __future__ import annotations
 

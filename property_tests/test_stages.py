@@ -1,5 +1,5 @@
-"""The laws of stages: a route is their composition, joining changes nothing, samples are never
-lost, and stages before a call leave its stream alone.
+"""A route is the composition of its stages; joining changes nothing; samples are never lost; a
+stage before the call leaves the stream alone.
 """
 
 from __future__ import annotations

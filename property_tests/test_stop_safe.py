@@ -1,5 +1,5 @@
-"""The laws of tokens that are not looked at: a row that skips them ends as one that follows every
-token, with the tokenizers of all common families.
+"""A search for stops that skips tokens that can complete none ends like one that looks at each,
+with tokenizers of all common families.
 """
 
 from __future__ import annotations

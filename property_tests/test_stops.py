@@ -1,4 +1,6 @@
-"""The laws of stops, for `cut` and for `StopScanner`."""
+"""A cut text is a prefix that holds no stop; cutting twice, the order of stops and the split into
+pieces change nothing; only text that may become a stop is held back.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""The laws of streaming and of whole routes, over a scripted engine: what is streamed is the
-batch's text, in any company.
+"""The deltas joined are the text of the batch, in any company; none is empty or has half a
+character; async streams yield the same.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""The laws of thoughts: what two calls generate is one answer, the thought is as long as it may be
-at most, and the form holds after it.
+"""Bounded thinking: two calls give one answer, the reasoning has at most its tokens, and the form
+holds after it.
 """
 
 from __future__ import annotations

@@ -1,11 +1,5 @@
-"""Laws of the plugins that change a text.
-
-- Loops: the watch halts at the first character at which the text ends in a loop, whatever the
-  pieces; before it there is nothing to trim; the trim leaves a beginning of the text, with nothing
-  left to trim, and the same whether white space was stripped before or not.
-- Reasoning: the parts that a model was made to write come back; the answer of a text without
-  reasoning is that text.
-- Markers: what follows a marker comes back.
+"""Trims: a loop ends at its first character for any pieces, trimming twice changes nothing, and
+reasoning and answer come back as written.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""Laws of which frames of a video are taken."""
+"""Frames of a video: the first is taken, all are in order and within the budget, and the same times
+give the same frames.
+"""
 
 from __future__ import annotations
 

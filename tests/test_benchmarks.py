@@ -1,4 +1,4 @@
-"""What the benchmarks' page is made of: the rows of docs/benchmarks.json, and whose memory is
+"""What the benchmarks' page is made of: the rows of docs/contributing/benchmarks.json, and whose memory is
 written beside them.
 """
 
@@ -17,7 +17,7 @@ import pytest
 
 HERE = Path(__file__).parent
 ROWS: list[dict[str, Any]] = json.loads(
-    (HERE.parent / "docs" / "benchmarks.json").read_text(encoding="utf-8")
+    (HERE.parent / "docs" / "contributing" / "benchmarks.json").read_text(encoding="utf-8")
 )
 PEAK = "import measure; print(measure.peak_memory())"
 
@@ -109,4 +109,6 @@ def test_the_chart_and_the_table_of_the_page_are_those_of_the_rows(headlines: Mo
     assert (docs / "images" / "benchmarks.svg").read_text(encoding="utf-8") == headlines.chart(
         quoted
     ), "out of date: python tests/bench/report.py"
-    assert headlines.headline_table(quoted) in (docs / "benchmarks.md").read_text(encoding="utf-8")
+    assert headlines.headline_table(quoted) in (docs / "contributing" / "benchmarks.md").read_text(
+        encoding="utf-8"
+    )

@@ -41,9 +41,9 @@ ROOMS = (
 )
 """Each imports only itself and those before it."""
 BUDGETS = {
-    "backends": 121_500,
+    "backends": 121_650,
     "cli": 40_200,
-    "records": 37_100,
+    "records": 37_850,
     "report": 33_550,
     "jobs": 32_600,
     "drivers": 26_400,

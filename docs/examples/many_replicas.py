@@ -1,7 +1,7 @@
 """How long a job takes on many replicas of an engine, by the rule that hands out its rows: a
 simulation with plain events.
 
-    python many_replicas.py                                    # the tables of docs/simulation.md, in about a minute
+    python many_replicas.py                                    # the tables of docs/contributing/simulation.md, in about a minute
     python many_replicas.py --replicas 100 --rows 1000000      # a smaller cluster
 
 A replica works on `IN_FLIGHT` rows at a time, and makes a token for each of them every `STEP`
@@ -32,7 +32,7 @@ PIECE = 64
 """Rows that are added up."""
 READ, KEYED = 36e-6, 54e-6
 """Seconds to read a row and find its shard, and to read it and make its key: `pipegen` on one core
-(docs/benchmarks.md has the machine).
+(docs/contributing/benchmarks.md has the machine).
 """
 RATE = IN_FLIGHT / STEP
 

@@ -347,7 +347,6 @@ def each(
     ... ].failure().stage
     'root'
     """
-    _check("each", name, stage)
     do = _keeping(name, stage) if keeps_text else stage
     return row_stage(name, do, catch=catch, keeps_text=keeps_text, internal=False)
 

@@ -92,8 +92,8 @@ def _plan(
     stop: StopOptions, skips: bool, tokenizer: Tokenizer, eos_token_ids: tuple[int, ...]
 ) -> EndPlan:
     special, stops = tokenizer.special_tokens, stop.stop or ()
-    ids: dict[int, tuple[Finish, str | int | None]] = {}
-    ids |= dict.fromkeys(() if stop.ignore_eos else eos_token_ids, (Finish.EOS, None))
+    eos: tuple[Finish, str | int | None] = (Finish.EOS, None)
+    ids = dict.fromkeys(() if stop.ignore_eos else eos_token_ids, eos)
     ids |= {token_id: (Finish.STOP_TOKEN, token_id) for token_id in stop.stop_token_ids or ()}
     ids |= {special[text]: (Finish.STOP_TOKEN, text) for text in stops if text in special}
     others = [text for text in stops if text not in special]

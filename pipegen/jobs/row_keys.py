@@ -273,11 +273,8 @@ def content_of(request: GenerationRequest) -> bytes:
         content.append({"continuation": request.continuation})
     if request.continues is not None:
         continues = request.continues
-        origin_fields = {f.name: getattr(continues, f.name) for f in dataclasses.fields(continues)}
-        # which say where ids come from
-        for name in ("first", "raw_text_crc32", "sampled", "logprobs"):
-            origin_fields.pop(name)
-        content.append({"continues": origin_fields})
+        fields = [f.name for f in dataclasses.fields(continues) if f.compare]
+        content.append({"continues": {name: getattr(continues, name) for name in fields}})
     if request.turns:
         content.append({"turns": plain_messages(request.turns)})
     return json.dumps(strict_json.plain(content), ensure_ascii=False).encode(

@@ -25,6 +25,7 @@ from pipegen.records.fields import (
     token_ids,
     tuple_of,
 )
+from pipegen.records.rollouts import Grid, Rollout
 
 __all__ = ["Continues", "History", "continues_from", "text_crc32"]
 
@@ -53,6 +54,21 @@ def _numbers(value: object) -> object:
     if not isinstance(value, (list, tuple)):
         raise ValueError("a list of numbers")
     return tuple(map(float, value))
+
+
+def _grids(value: object) -> object:
+    if not isinstance(value, (list, tuple)):
+        raise ValueError("a list with the patches of each image, or null")
+    return tuple([None if grid is None else token_ids(grid) for grid in value])
+
+
+def _rollouts(value: object) -> object:
+    """Records, or their plain data."""
+    from pipegen.records.codec import decode  # which a request without a conversation does not need
+
+    if not isinstance(value, (list, tuple)):
+        raise ValueError("a list of rollouts")
+    return tuple([one if isinstance(one, Rollout) else decode(one, Rollout) for one in value])
 
 
 @record
@@ -101,6 +117,16 @@ class Continues:
     """The log probabilities of all that was sampled so far, the last answer included; None where a
     turn has none. No answer depends on them.
     """
+    image_grid_thw: Annotated[tuple[Grid | None, ...], _grids] = dataclasses.field(
+        default=(), compare=False
+    )
+    """For each image of the turns so far, its patches in time, height and width. No answer depends
+    on them.
+    """
+    earlier: Annotated[tuple[Rollout, ...], _rollouts] = dataclasses.field(
+        default=(), compare=False
+    )
+    """The rollouts that had ended before the last prompt. No answer depends on them."""
 
     def check_all(self) -> None:
         if self.image_digests and self.prompt_token_ids and self.compact_token_ids is None:

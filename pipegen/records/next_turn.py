@@ -42,7 +42,7 @@ from pipegen.records.requests import (
     TextGenerationRequest,
     VlmGenerationRequest,
 )
-from pipegen.records.rollouts import answers_before
+from pipegen.records.rollouts import runs_of
 
 if TYPE_CHECKING:
     from pipegen.records.results import GenerationResult
@@ -92,8 +92,8 @@ def next_turn(
         raise InvalidField(f"images takes a list of images, not {type(images).__name__}")
     before = _with_answer(first.messages, result)
     new = _placed(_messages(new_messages), images)
-    answers = answers_before(result, first)
-    sampled = None if isinstance(answers, str) else answers.then(result)
+    runs = runs_of(result, None if result.rounds and result.turn else first)
+    earlier, run = ((), None) if isinstance(runs, str) else runs
     continues = Continues(
         messages=len(before),
         prompt_token_ids=result.prompt_token_ids or None,
@@ -104,8 +104,10 @@ def next_turn(
         render_differs=bool(result.render_differs),
         first=len(first.messages) if first.continues is None else first.continues.first,
         raw_text_crc32=text_crc32(result.raw_text) if result.prompt_token_ids else None,
-        sampled=None if sampled is None else sampled.places,
-        logprobs=None if sampled is None else sampled.logprobs,
+        sampled=None if run is None else run.places,
+        logprobs=None if run is None else run.logprobs,
+        image_grid_thw=result.image_grid_thw,
+        earlier=earlier,
     )
     messages = (*before, *new)
     kind = (

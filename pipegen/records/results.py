@@ -24,7 +24,7 @@ from pipegen.records.fields import BRIEF, UNWRITTEN, FieldRow, instance, record,
 from pipegen.records.messages import Message, plain_messages
 from pipegen.records.options import GenerationOptions
 from pipegen.records.requests import GenerationRequest
-from pipegen.records.rollouts import Grid, Rollout, rollout_of
+from pipegen.records.rollouts import Grid, Rollout, one_rollout, rollouts_of
 
 __all__ = [
     "CallForm", "ChatOutput", "Decoded", "Encoded", "Finish", "GenerationResult", "ResolvedRequest", "PreparedImage", "Prompt",
@@ -540,12 +540,15 @@ class GenerationResult:
     @property
     def rollout(self) -> Rollout:
         """The ids of the conversation so far and what of them was sampled, for a trainer. Each of
-        several samples has its own.
+        several samples has its own. `InvalidField` where the conversation has several, or none."""
+        return one_rollout(self)
 
-        Raises `InvalidField` where the ids are not exact. A chat server told none, a turn has
-        `exact` false, or the result was read from a file without its earlier turns.
-        """
-        return rollout_of(self)
+    @property
+    def rollouts(self) -> tuple[Rollout, ...]:
+        """The same, where the next one begins at each prompt that does not begin with the ids of the
+        turns before. Each sampled token is in the mask of exactly one. `InvalidField` where a chat
+        server returned no ids, or the result was read from a file without its earlier turns."""
+        return rollouts_of(self)
 
     @property
     def transcript(self) -> list[dict[str, Any]]:

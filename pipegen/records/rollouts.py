@@ -1,7 +1,9 @@
-"""A rollout: the ids of a conversation, which of them were sampled, and with which log probability.
+"""Rollouts: the ids of a conversation, which of them were sampled, and with which log probability.
 
-It is what a trainer learns on: `result.rollout` after one turn or many. No id in it was encoded
-again, so the places of what was sampled are exact, or there is no rollout.
+They are what a trainer learns on: `result.rollouts` after one turn or many. No id in them was
+encoded again, so the places of what was sampled are exact, or there is none. A conversation is one
+rollout for as long as each prompt begins with the ids of the turns before it. Where one does not,
+as with a template that drops earlier thoughts, the next rollout begins.
 
 >>> from pipegen.records.options import resolve
 >>> from pipegen.records.results import Finish, GenerationResult
@@ -18,8 +20,9 @@ again, so the places of what was sampled are exact, or there is no rollout.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from itertools import groupby, pairwise
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
+from itertools import groupby
 from typing import TYPE_CHECKING, NamedTuple
 
 from pipegen.records.fields import InvalidField, names_of, record, unchecked_replace
@@ -29,7 +32,7 @@ if TYPE_CHECKING:
     from pipegen.records.requests import GenerationRequest
     from pipegen.records.results import GenerationResult
 
-__all__ = ["Answers", "Grid", "Rollout", "answers_before", "rollout_of"]
+__all__ = ["Grid", "Rollout", "Run", "one_rollout", "rollouts_of", "runs_of"]
 
 Grid = tuple[int, int, int]
 """Patches of one image: time, height, width."""
@@ -39,6 +42,9 @@ Grid = tuple[int, int, int]
 class Rollout:
     """The ids of a conversation, from its first prompt to its last answer, and which of them were
     sampled. Rewards are the caller's.
+
+    A conversation has several where a prompt does not begin with the ids of the turns before. Each
+    sampled token is in the mask of exactly one of them.
     """
 
     _word = "rollout"  # in messages of the codec
@@ -51,8 +57,12 @@ class Rollout:
     mask: tuple[bool, ...]
     """One for each of `token_ids`: whether it was sampled."""
     logprobs: tuple[float, ...] | None = None
-    """One for each of `token_ids`: the model's own log probability (natural) of what was sampled,
-    and 0.0 elsewhere. None unless every turn had the option `logprobs`.
+    """One for each of `token_ids`: the log probability (natural) of what was sampled, and 0.0
+    elsewhere. None unless every turn had the option `logprobs`.
+    """
+    shared_prefix: int = 0
+    """How many of `prompt_token_ids`, from the first, an earlier rollout of the same conversation
+    begins with too. What was sampled of them is in the mask of the earlier one.
     """
     images: tuple[ImageSource, ...] | None = ()
     """The images and videos of all turns, in order, as the requests named them. None where the result was read
@@ -65,18 +75,35 @@ class Rollout:
     such a grid.
     """
 
+    @property
+    def ids(self) -> tuple[int, ...]:
+        """All of its ids."""
+        return self.prompt_token_ids + self.token_ids
 
-class Answers(NamedTuple):
-    """What was sampled in the turns so far."""
 
+class Run(NamedTuple):
+    """Turns whose prompts each begin with the ids of the turns before."""
+
+    ids: tuple[int, ...] = ()
+    """The last prompt and answer."""
     places: tuple[tuple[int, int], ...] = ()
-    """Where it is in the ids of the conversation: starts and ends. The first one starts where the
-    first prompt ends.
+    """Where in them is what was sampled: starts and ends. The first one starts where the first
+    prompt ends.
     """
     logprobs: tuple[float, ...] | None = ()
     """Of all these ids; None where a turn has none."""
+    images: tuple[ImageSource, ...] | None = ()
+    digests: tuple[str, ...] = ()
+    grids: tuple[Grid | None, ...] = ()
 
-    def then(self, result: GenerationResult) -> Answers:
+    def goes_on(self, result: GenerationResult) -> bool:
+        """Whether the prompt of a result begins with these turns."""
+        return (
+            result.prompt_token_ids[: len(self.ids)] == self.ids
+            and result.image_digests[: len(self.digests)] == self.digests
+        )
+
+    def then(self, result: GenerationResult) -> Run:
         """With the answer of the next turn, but for what was forced in it."""
         new_logprobs, forced = result.logprobs, {*result.forced}
         logprobs = None
@@ -85,7 +112,44 @@ class Answers(NamedTuple):
                 token.logprob for index, token in enumerate(new_logprobs) if index not in forced
             ]
             logprobs = (*self.logprobs, *sampled)
-        return Answers((*self.places, *_sampled(result)), logprobs)
+        return Run(
+            result.prompt_token_ids + result.token_ids,
+            (*self.places, *_sampled(result)),
+            logprobs,
+            _images(result),
+            result.image_digests,
+            result.image_grid_thw,
+        )
+
+    def rollout(self, name: str | None, earlier: Sequence[Rollout]) -> Rollout:
+        """The rollout of these turns; `earlier` are those of the same conversation."""
+        start = self.places[0][0] if self.places else len(self.ids)
+        mask = [False] * (len(self.ids) - start)
+        values = [0.0] * len(mask)
+        sampled = iter(self.logprobs or ())
+        for first, end in self.places:
+            for index in range(first - start, end - start):
+                mask[index], values[index] = True, next(sampled, 0.0)
+        return Rollout(
+            id=name,
+            prompt_token_ids=self.ids[:start],
+            token_ids=self.ids[start:],
+            mask=tuple(mask),
+            logprobs=None if self.logprobs is None else tuple(values),
+            shared_prefix=max([self._shared(one, start) for one in earlier], default=0),
+            images=self.images,
+            image_digests=self.digests,
+            image_grid_thw=self.grids,
+        )
+
+    def _shared(self, earlier: Rollout, end: int) -> int:
+        """How many ids of the first prompt, which ends there, begin an earlier rollout too."""
+        count = min(len(self.digests), len(earlier.image_digests))
+        if self.digests[:count] != earlier.image_digests[:count]:
+            return 0  # ids do not show which image they are
+        ids, others = self.ids[:end], earlier.ids
+        most = min(end, len(others))
+        return bisect_left(range(most), True, key=lambda at: ids[: at + 1] != others[: at + 1])
 
 
 def _sampled(result: GenerationResult) -> Iterator[tuple[int, int]]:
@@ -99,79 +163,86 @@ def _sampled(result: GenerationResult) -> Iterator[tuple[int, int]]:
             yield start + run[0], start + run[-1] + 1
 
 
-def answers_before(
+def runs_of(
     result: GenerationResult, request: GenerationRequest | None = None
-) -> Answers | str:
-    """What was sampled in the turns before a result's, or why that cannot be told. The last request
-    tells it; where there is none, as in a file of results, the rounds do.
+) -> tuple[tuple[Rollout, ...], Run] | str:
+    """The rollouts that have ended, and the run that a result's answer ends; or why they cannot be
+    told. `request` is that of a single turn, where the result does not hold it. The request of the
+    first turn holds the turns before it.
     """
     turns = result.rounds or (result,)
-    last_request = result.turn.request if request is None and result.turn is not None else request
-    for index in reversed(range(len(turns))):
-        turn = turns[index]
-        if turn.exact is None:
-            answers = Answers()
-            break
-        if not turn.exact:
-            return "a prompt of it does not begin with the ids of the turns before"
-        continues = None if last_request is None else last_request.continues
-        if continues is not None:
-            if continues.sampled is None:
-                return "a prompt of it does not begin with the ids of the turns before"
-            answers = Answers(continues.sampled, continues.logprobs)
-            break
-        earlier = turns[index - 1].turn  # of the last turn where this is the first: no matter
-        last_request = None if earlier is None else earlier.request
-    else:
+    if request is None and turns[0].turn is not None:
+        request = turns[0].turn.request
+    earlier: list[Rollout] = []
+    runs: list[Run] = []
+    if request is not None and (continues := request.continues) is not None:
+        if continues.sampled is None:
+            return "the ids of the turns before it are not known"
+        before = (request.messages or ())[: continues.messages]
+        runs.append(
+            Run(
+                continues.before,
+                continues.sampled,
+                continues.logprobs,
+                _named([source for message in before for source in message.sources]),
+                continues.image_digests,
+                continues.image_grid_thw,
+            )
+        )
+        earlier += continues.earlier
+    elif turns[0].exact is not None:
         return "it was read from a file, which does not hold the turns before it"
-    for turn, after in pairwise(turns[index:]):
-        before = turn.prompt_token_ids + turn.token_ids
-        if after.prompt_token_ids[: len(before)] != before:
-            return "its rounds are several conversations"
-        answers = answers.then(turn)
-    return answers
+    for turn in turns:
+        if not turn.prompt_token_ids or (turn.completion_tokens and not turn.token_ids):
+            return "a chat server rendered its prompt and told no ids"
+        run = runs[-1] if runs else Run()
+        if not run.goes_on(turn):
+            if turn.exact and not any(one.goes_on(turn) for one in runs):
+                return "its rounds are several conversations"
+            earlier.append(run.rollout(result.id, earlier))
+            run = Run()
+        runs.append(run.then(turn))
+    return tuple(earlier), runs[-1]
 
 
-def rollout_of(result: GenerationResult) -> Rollout:
-    """The rollout of a result; see `GenerationResult.rollout`."""
-    before: Answers | str = (
-        "a chat server rendered its prompt and told no ids"
-        if not result.prompt_token_ids or (result.completion_tokens and not result.token_ids)
-        else answers_before(result)
-    )
-    if isinstance(before, str):
+def rollouts_of(result: GenerationResult) -> tuple[Rollout, ...]:
+    """The rollouts of a result; see `GenerationResult.rollouts`."""
+    runs = runs_of(result)
+    if isinstance(runs, str):
         raise InvalidField(
-            f"there is no exact rollout of this conversation: {before}; engines that take ids give"
+            f"there is no exact rollout of this conversation: {runs}; engines that take ids give"
             ' one, with history="kept" and rounds in the result; each answer alone is'
             " prompt_token_ids and token_ids of its own turn"
         )
-    places, logprobs = before.then(result)
-    start = places[0][0]
-    mask = [False] * (len(result.prompt_token_ids) + len(result.token_ids) - start)
-    values = [0.0] * len(mask)
-    sampled = iter(logprobs or ())
-    for first, end in places:
-        for index in range(first - start, end - start):
-            mask[index], values[index] = True, next(sampled, 0.0)
-    ids = result.prompt_token_ids + result.token_ids
-    return Rollout(
-        id=result.id,
-        prompt_token_ids=ids[:start],
-        token_ids=ids[start:],
-        mask=tuple(mask),
-        logprobs=None if logprobs is None else tuple(values),
-        images=_images(result),
-        image_digests=result.image_digests,
-        image_grid_thw=result.image_grid_thw,
-    )
+    earlier, run = runs
+    return *earlier, run.rollout(result.id, earlier)
+
+
+def one_rollout(result: GenerationResult) -> Rollout:
+    """The rollout of a result; see `GenerationResult.rollout`."""
+    rollouts = rollouts_of(result)
+    if len(rollouts) > 1:
+        raise InvalidField(
+            f"this conversation has {len(rollouts)} rollouts, since a prompt of it does not begin"
+            " with the ids of the turns before: take them all, from result.rollouts"
+        )
+    return rollouts[0]
 
 
 def _images(result: GenerationResult) -> tuple[ImageSource, ...] | None:
     if result.turn is None:
         return None if result.image_digests else ()
-    sources = result.turn.request.sources
+    return _named(result.turn.request.sources)
+
+
+def _named(sources: Sequence[ImageSource | None]) -> tuple[ImageSource, ...]:
+    """Images as the requests named them."""
     return tuple(
-        [source.origin or unchecked_replace(source, **_unbounded(source)) for source in sources]
+        [
+            source.origin or unchecked_replace(source, **_unbounded(source))
+            for source in sources
+            if source is not None
+        ]
     )
 
 

@@ -16,7 +16,7 @@ MACHINES = {
 
 
 class Headline(NamedTuple):
-    """One ratio: in plain words, and which row of docs/benchmarks.json it is."""
+    """One ratio: in plain words, and which row of docs/contributing/benchmarks.json it is."""
 
     label: str
     peer: str

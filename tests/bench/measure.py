@@ -2,7 +2,7 @@
 the rows that the report is made of.
 
 A row says what was measured against what, the ratio, the target and whether it is met. Each program
-of this folder writes its rows as JSON into `.bench/`, and `report.py` makes docs/benchmarks.md of
+of this folder writes its rows as JSON into `.bench/`, and `report.py` makes docs/contributing/benchmarks.md of
 them.
 
 The environment makes a trial short: `BENCH_REPEATS` rounds; `BENCH_PROMPTS`, `BENCH_IMAGES`,

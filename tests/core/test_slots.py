@@ -6,7 +6,8 @@ import contextlib
 import copy
 import pickle
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import pytest
 from returns.primitives.exceptions import UnwrapFailedError
@@ -14,8 +15,8 @@ from returns.result import Failure, Success
 
 import pipegen as pg
 from pipegen.core import errors
-from pipegen.core.pipe import Pipe, each, identity
-from pipegen.core.slots import Unread
+from pipegen.core.pipe import Pipe, call, each, identity
+from pipegen.core.slots import Slot, Unread, all_of
 
 ALL = [
     kind
@@ -202,3 +203,41 @@ def test_a_request_that_was_not_read_is_pickled_as_its_failure() -> None:
     error = pg.InvalidRequest("no prompt")
     copied = pickle.loads(pickle.dumps(Unread(error, dict)))  # our own bytes
     assert (type(copied), copied.failure()) == (Failure, error)
+    unread = Unread(pg.Timeout("slow"), lambda: "request")
+    assert (unread.given(), unread.plain().failure()) == ("request", unread.failure())
+    assert type(unread.plain()) is Failure
+
+
+def test_a_private_name_is_missed_in_python_s_words() -> None:
+    with pytest.raises(AttributeError, match=r"^'Success' object has no attribute '_numerator'$"):
+        _ = Success(1)._numerator  # type: ignore[attr-defined]
+
+
+def test_the_first_failure_of_many_is_theirs_and_no_more_are_drawn() -> None:
+    slots = iter([Success(1), Failure("no"), Failure("never")])
+    assert all_of(slots) == Failure("no")
+    assert next(slots) == Failure("never")
+    assert all_of([Success(1), Success(2)]) == Success((1, 2))
+
+
+class Engine:
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def generate(self, inputs: Sequence[int]) -> Sequence[Slot[int]]:
+        return [Success(value) for value in inputs]
+
+
+def test_a_call_is_named_so_and_is_bound_to_another_engine_with_its_pipe() -> None:
+    one, other = Engine("one"), Engine("other")
+
+    class Others:
+        def engine(self, engine: object) -> object:
+            return {one: other}[engine]
+
+    others: Any = Others()
+    pipe = call(one)
+    assert (pipe.name, pipe.backend, pipe.rebound(others).backend) == ("call", one, other)
+    wrong: Any = 1
+    with pytest.raises(TypeError, match=r"^call is bound to an engine, not to int"):
+        call(wrong)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import pickle
 from pathlib import Path
@@ -12,8 +13,8 @@ import pytest
 import pipegen as pg
 from pipegen.media.source import load_sources
 from pipegen.records.fields import InvalidField
-from pipegen.records.rollouts import answers_before
-from pipegen.testing.fake import FakeEngine
+from pipegen.records.rollouts import runs_of
+from pipegen.testing.fake import FakeEngine, ToyRenderer
 
 USER = {"role": "user", "content": "Hi"}
 LOGPROBS = {"logprobs": True}
@@ -149,26 +150,152 @@ def test_rounds_that_are_several_conversations_have_that_of_the_last() -> None:
 _NAMES = ("text", "raw_text", "prompt_token_ids", "token_ids", "finish", "options", "exact")
 
 
-def test_what_is_not_exact_is_refused() -> None:
+def test_a_prompt_that_was_written_anew_begins_another_rollout() -> None:
     answers = route("Yes.<|im_end|>")
     (one,) = talk(answers)
     again = ask(answers, one.then("And?", history="template"))
     assert again.exact is False
-    words = "no exact rollout of this conversation: a prompt of it does not begin"
-    with pytest.raises(InvalidField, match=words):
+    with pytest.raises(
+        InvalidField, match=r"has 2 rollouts, .* take them all, from result.rollouts"
+    ):
         _ = again.rollout
     after = ask(answers, again.then("And then?"))
     assert after.exact is True
-    with pytest.raises(InvalidField, match=words):  # its first answer has other ids by now
-        _ = after.rollout
+    first, second = after.rollouts
+    assert first == one.rollout and one.rollouts == (first,)
+    assert second.ids == after.prompt_token_ids + after.token_ids
+    assert second.prompt_token_ids == again.prompt_token_ids
+    assert sampled(second) == again.token_ids + after.token_ids
+    count = second.shared_prefix  # the template has no thought before the answer
+    assert first.shared_prefix == 0 and count < len(one.prompt_token_ids)
+    assert second.ids[:count] == first.ids[:count] and second.ids[count] != first.ids[count]
     kept = pg.from_plain(pg.to_plain(pg.Success(after))).unwrap()
     with pytest.raises(InvalidField, match="read from a file"):
-        _ = kept.rollout
+        _ = kept.rollouts
+    asked = pickle.loads(pickle.dumps(after.then("So?", history="template")))
+    last = ask(answers, asked)
+    assert last.rollouts[:2] == after.rollouts and len(last.rollouts) == 3
+
+
+def test_rollouts_come_through_plain_data_too() -> None:
+    answers = route("Yes.<|im_end|>")
+    (one,) = talk(answers)
+    two = ask(answers, one.then("And?", history="template"))
+    request = two.then("So?")
+    continues = request.continues
+    assert continues is not None and continues.earlier == one.rollouts
+    plain = {
+        "messages": continues.messages,
+        "prompt_token_ids": continues.prompt_token_ids,
+        "token_ids": continues.token_ids,
+        "sampled": continues.sampled,
+        "image_grid_thw": [[1, 2, 6], None],
+        "earlier": [pg.to_plain(pg.Success(rollout)) for rollout in continues.earlier],
+    }
+    del plain["earlier"][0]["ok"]
+    messages = [{"role": one.role, "content": one.content} for one in request.messages or ()]
+    data = {"id": "T", "messages": messages, "continues": json.loads(json.dumps(plain))}
+    (read,) = pg.run(answers, [data])
+    assert read.unwrap().rollouts == ask(answers, request).rollouts
+    record = pg.TextGenerationRequest(**data)
+    assert record.continues is not None
+    assert record.continues.image_grid_thw == ((1, 2, 6), None)
+    for name in ("earlier", "image_grid_thw"):
+        wrong = {**data["continues"], name: 3}
+        assert name in pg.run(answers, [{**data, "continues": wrong}])[0].failure().message
+
+
+def test_a_prompt_with_another_image_is_another_rollout() -> None:
+    answers = route("Red.<|im_end|>")
+    one = ask(answers, {"prompt": "What is it?", "images": [b"an image"]})
+
+    def looked(place: int, image: bytes) -> pg.GenerationResult:
+        result = ask(answers, {"prompt": "What is it?", "images": [image]})
+        ids = result.prompt_token_ids if place == 0 else one.prompt_token_ids + one.token_ids
+        values: dict[str, Any] = {
+            name: getattr(result, name) for name in (*_NAMES, "image_digests")
+        }
+        return pg.GenerationResult(**{**values, "prompt_token_ids": ids})
+
+    rounds = looked(0, b"an image"), looked(1, b"another")
+    values: dict[str, Any] = {name: getattr(rounds[1], name) for name in _NAMES}
+    result = pg.GenerationResult(rounds=rounds, **values)
+    first, second = result.rollouts
+    assert first.image_digests != second.image_digests
+    assert second.shared_prefix == 0
+
+
+def test_a_job_has_the_rollouts_of_its_rows_and_a_table_has_a_line_for_each(
+    tmp_path: Path,
+) -> None:
+    pytest.importorskip("pyarrow")
+
+    def again(result: pg.GenerationResult) -> pg.GenerationRequest:
+        return result.then("And?", history="template")
+
+    pipe = pg.repeat(route("Yes.<|im_end|>"), again, limit=3)
+    rollouts = ask(pipe, {"id": "T", "messages": [USER]}).rollouts
+    for _ in range(2):  # the second reads what the first has written
+        with pg.job(pipe, [{"id": "T", "messages": [USER]}], tmp_path / "job") as job:
+            (slot,) = job
+        assert slot.unwrap().rollouts == slot.unwrap().rounds[-1].rollouts == rollouts
+    rows = [({"id": rollout.id}, pg.Success(rollout)) for rollout in rollouts]
+    assert pg.write_table(tmp_path / "x.parquet", rows, kind=pg.Rollout) == 3
+    shared = [row["shared_prefix"] for row in pg.read_table(tmp_path / "x.parquet")]
+    assert shared == [rollout.shared_prefix for rollout in rollouts] and shared[2] > shared[0] == 0
+    for rollout in rollouts:
+        assert pg.from_plain(pg.to_plain(pg.Success(rollout)), pg.Rollout).unwrap() == rollout
+    old = pg.to_plain(pg.Success(rollouts[0]))
+    del old["shared_prefix"]  # as an earlier version wrote it
+    assert pg.from_plain(old, pg.Rollout).unwrap() == rollouts[0]
+
+
+def test_turns_before_a_branch_are_in_the_first_rollout_alone() -> None:
+    answers = route("Yes.<|im_end|>")
+    one = ask(answers, {"prompt": "What is it?", "images": [b"an image"]})
+    pipe = pg.repeat(answers, lambda result: one.then("Or?"), limit=2)
+    result = ask(pipe, one.then("And?"))
+    first, second = result.rollouts
+    assert first == result.rounds[0].rollout
+    assert sampled(first) == one.token_ids + result.rounds[0].token_ids
+    assert sampled(second) == result.rounds[1].token_ids
+    assert second.shared_prefix > len(one.prompt_token_ids + one.token_ids)
+    anew = ask(answers, one.then("And?", history="template"))
+    assert anew.rollouts[0] == one.rollout  # as the request holds it, with its image
+    request = one.then("And?", history="template")
+    assert request.continues is not None
+    unsampled = dataclasses.replace(request.continues, sampled=())
+    request = dataclasses.replace(request, continues=unsampled)
+    assert ask(answers, request).rollouts[0].mask == ()
+
+
+def test_each_rollout_is_what_the_model_gives_for_its_ids() -> None:
+    options = {**LOGPROBS, "max_new_tokens": 8, "max_thinking_tokens": 4}
+    with embedded() as model:
+        (one,) = talk(model, options=options)
+        two = ask(model, one.then("What is 2 + 3?"), options)
+        three = ask(model, two.then("Why?", history="template"), options)
+        four = ask(model, three.then("Sure?"), options)
+        rollouts = four.rollouts
+        scores = pg.score(
+            model,
+            [
+                {"prompt_token_ids": one.prompt_token_ids, "continuation": one.token_ids}
+                for one in rollouts
+            ],
+        )
+    assert len(rollouts) == 2 and rollouts[1].shared_prefix > 0
+    assert sum(map(sum, [one.mask for one in rollouts])) == sum(
+        len(one.token_ids) - len(one.forced) for one in (one, two, three, four)
+    )
+    for rollout, slot in zip(rollouts, scores, strict=True):
+        assert rollout.logprobs is not None
+        wanted = slot.unwrap().token_logprobs
+        for own, made, alone in zip(rollout.mask, rollout.logprobs, wanted, strict=True):
+            assert not own or made == pytest.approx(alone, abs=2e-4)
 
 
 def test_a_render_of_all_turns_that_has_the_same_ids_is_exact() -> None:
-    from pipegen.testing.fake import ToyRenderer
-
     answers = pg.route(FakeEngine("Yes.<|im_end|>", renderer=ToyRenderer(thinking=False)))
     (one,) = talk(answers)
     two = ask(answers, one.then("And?", history="template"))
@@ -202,7 +329,7 @@ def test_it_comes_through_requests_that_are_plain_data_or_pickled() -> None:
     data = json.loads(json.dumps({"messages": messages, "continues": plain}))
     held([one, two, ask(answers, data)])
     del data["continues"]["sampled"]
-    with pytest.raises(InvalidField, match="a prompt of it does not begin"):
+    with pytest.raises(InvalidField, match="the ids of the turns before it are not known"):
         _ = ask(answers, data).rollout
     for wrong in ([[3, 1]], [[1]], "ab", [[0, 10_000]], 3):
         data["continues"]["sampled"] = wrong
@@ -313,7 +440,8 @@ def test_the_places_of_earlier_answers_are_told_without_the_rounds() -> None:
         (start, start + len(one.token_ids)),
         (last, last + len(two.token_ids)),
     )
-    assert answers_before(one) == ((), ())
+    ids = one.prompt_token_ids + one.token_ids
+    assert runs_of(one) == ((), (ids, ((start, len(ids)),), None, (), (), ()))
 
 
 @pytest.mark.parametrize("most", [4, 40])

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from pipegen.ending import detokenize
-from pipegen.ending.detokenize import Detokenizer, ids_behind, spell
+from pipegen.ending.detokenize import Detokenizer, ids_behind, own_text, spell
 from pipegen.testing.texts import AWKWARD
 from pipegen.testing.toy import ToyTokenizer
 
@@ -296,3 +296,38 @@ def test_the_ids_of_a_text_behind_another_are_read_behind_a_word_that_it_does_no
     merges: tuple[str, ...], ids: tuple[int, ...]
 ) -> None:
     assert ids_behind(ToyTokenizer(merges=merges), "yz") == ids
+
+
+class Merging:
+    """It makes one token of any text, and notes what it was asked for."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+
+    def encode(self, text: str) -> list[int]:
+        self.asked.append(text)
+        return [hash(text)]
+
+
+@pytest.mark.parametrize(
+    ("after", "asked"),
+    [("", ["x", "xb", ".", ".b", "1", "1b", "b"]), ("<c>", ["<c>", "<c>b", "b"])],
+)
+def test_the_words_before_a_text_are_tried_in_turn(after: str, asked: list[str]) -> None:
+    tokenizer: Any = Merging()
+    ids_behind(tokenizer, "b", **({"after": after} if after else {}))
+    assert tokenizer.asked == asked
+
+
+def test_hidden_ids_have_no_text_beside_whole_and_cut_characters() -> None:
+    end = TOY.special_tokens["<|im_end|>"]
+    assert spell(TOY, (97, end, 98), (end,)) == ("ab", (1, 1, 2))
+    assert spell(TOY, (*"é".encode(), end, 97), (end,)) == ("éa", (0, 1, 1, 2))
+
+
+def test_the_text_of_a_token_is_that_behind_others_where_the_tokenizer_knows_it() -> None:
+    class Spaced(ToyTokenizer):
+        def piece(self, token_id: int) -> str | None:
+            return f" {chr(token_id)}"
+
+    assert (own_text(Spaced(), 97), own_text(TOY, 97)) == (" a", "a")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 import pipegen as pg
@@ -81,3 +83,51 @@ def test_a_prompt_that_is_too_long_fails_its_own_row_before_it_is_tokenised() ->
     assert bad.failure().limit == 600
     assert own.failure().limit == 100
     assert tokenizer.longest == PIECE
+
+
+class OneEach:
+    """A token for so many characters."""
+
+    def __init__(self, characters: int = 1) -> None:
+        self.characters = characters
+
+    def encode(self, text: str) -> range:
+        return range(len(text) // self.characters)
+
+
+def length_of(text: str, limit: int | None, characters: int = 1) -> PromptTooLong | None:
+    tokenizer: Any = OneEach(characters)
+    return check_length(text, tokenizer, limit)
+
+
+def test_a_limit_that_is_just_reached_is_kept() -> None:
+    text, counted = "x" * (5 * PIECE), PIECE - 2**11
+    assert length_of(text, 5 * counted) is None
+    for limit, tokens in ((counted, 2 * counted), (5 * counted - 1, 5 * counted)):
+        error = length_of(text, limit)
+        assert error is not None
+        assert (error.prompt_tokens, error.limit, error.hint) == (
+            tokens,
+            limit,
+            "shorten the prompt",
+        )
+
+
+def test_pieces_of_few_tokens_count_as_none() -> None:
+    assert length_of("x" * (5 * PIECE), 0, characters=PIECE) is None
+
+
+def test_bytes_are_counted_and_not_characters() -> None:
+    assert length_of("é" * (EXACT_BYTES // 2), 1) is None
+    assert length_of("é" * (EXACT_BYTES // 2 + 1), 1) is not None
+
+
+def test_without_a_limit_the_message_has_both_numbers() -> None:
+    assert length_of("x" * UNCOUNTED_BYTES, None) is None
+    error = length_of("x" * (UNCOUNTED_BYTES + 1), None)
+    assert error is not None
+    assert error.hint == "shorten the prompt, or set max_prompt_tokens"
+    assert error.message == (
+        f"the prompt has {UNCOUNTED_BYTES + 1} bytes, and the engine's limit of tokens is unknown;"
+        f" the limit is then {UNCOUNTED_BYTES} bytes"
+    )

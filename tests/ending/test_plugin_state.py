@@ -114,3 +114,12 @@ def test_of_failure_and_halt_the_failure_counts_and_of_two_halts_the_first() -> 
     failed = PluginStates((halt("a", 2), halt("b", 9))).feed("text")
     assert isinstance(failed, PluginFailed)
     assert failed.plugin == "b"
+
+
+def test_what_a_plugin_raises_is_in_the_log_under_its_incident() -> None:
+    def feed(state: object, text: str) -> Any:
+        raise ValueError("no")
+
+    failed = PluginStates((Plugin(name="p", start=lambda: None, feed=feed),)).feed("text")
+    assert isinstance(failed, PluginFailed)
+    assert failed.incident

@@ -74,3 +74,7 @@ class TestStopScanner:
         scanner = StopScanner(stops)
         assert scanner.feed("a" * 20_000).text == "a" * (20_000 - 199)
         assert scanner.feed("b") == Scan("", stops[-1], 1)
+
+    def test_what_meets_a_stop_counts_unless_it_is_passed_over(self) -> None:
+        scanner = StopScanner(("ab",))
+        assert (scanner.meets("ab", counts=False), scanner.meets("ab")) == (None, "ab")

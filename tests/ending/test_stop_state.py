@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
 from pipegen.core.errors import PluginFailed, StageFailed
-from pipegen.ending.stop_state import TextFold, TokenFold, ending_ids, feed_each
+from pipegen.ending.stop_state import (
+    Stripper,
+    TextFold,
+    TokenFold,
+    ending_ids,
+    feed_each,
+    plan_of,
+)
 from pipegen.engines.plugin import Plugin
 from pipegen.records.options import DecodeOptions, GenerationOptions, StopOptions, resolve
 from pipegen.records.results import Finish
@@ -244,3 +252,81 @@ class TestWholeRows:
         open_ended = dataclasses.replace(resolve(GenerationOptions()), max_new_tokens=None)
         with pytest.raises(ValueError, match="resolve"):
             TokenFold(open_ended, TOY)
+
+
+class TestWithoutText:
+    """Nobody wants the text: most tokens are only stored."""
+
+    @pytest.mark.parametrize(
+        "stops",
+        [("ab",), ("aab", "ba"), ("bbb",), ("abab", "b<|im_end|>"), ("a<|im_end|>",)],
+        ids=str,
+    )
+    def test_a_row_ends_where_it_ends_with_text(self, stops: tuple[str, ...]) -> None:
+        for ids in itertools.product((*b"abx", IM_END), repeat=5):
+            for least in (0, 2):
+                rows = [
+                    follower(stop=stops, text=text, min_new_tokens=least, max_new_tokens=5)
+                    for text in (True, False)
+                ]
+                shown = [[row.feed(token_id) for token_id in ids] for row in rows]
+                ends = [(row.finish, row.stop, row.count) for row in rows]
+                assert ends[0] == ends[1], ids
+                assert shown[1] == [""] * 5
+
+    def test_plugins_and_stops_in_raw_text_are_obeyed(self) -> None:
+        halting = Plugin(
+            name="p",
+            start=lambda: None,
+            feed=lambda state, text: (state, 1 if "b" in text else None),
+        )
+        for row in (follower((halting,), text=False), follower(stop=("b<|im_end|>",), text=False)):
+            assert (row.reads, row.shown, dict(row.stop_safe)) == (True, "", {})
+            for token_id in (*b"ab", IM_END):
+                row.feed(token_id)
+            assert (row.finish, row.stop) in (
+                (Finish.PLUGIN, "p"),
+                (Finish.STOP_STRING, "b<|im_end|>"),
+            )
+
+    def test_what_was_held_is_not_shown_at_the_end(self) -> None:
+        row = follower(stop=("b<|im_end|>",), text=False)
+        assert [row.feed(token_id) for token_id in b"ab"] + [row.close()] == [""] * 3
+
+    def test_ids_taken_at_once_end_as_one_by_one(self) -> None:
+        for ids in itertools.product((97, IM_END), repeat=5):
+            for least, split in itertools.product((0, 1, 3), (0, 1, 2, 3)):
+                rows = [
+                    follower(text=False, min_new_tokens=least, max_new_tokens=4) for _ in range(2)
+                ]
+                for token_id in ids:
+                    rows[0].feed(token_id)
+                rows[1].take(ids[:split])
+                rows[1].take(ids[split:])
+                one, taken = [(row.finish, row.stop, row.token_ids) for row in rows]
+                assert one == taken, (ids, least, split)
+
+
+def test_a_row_takes_one_token_of_each_step() -> None:
+    with pytest.raises(ValueError, match="argument"):
+        feed_each([follower()], (97, 98))
+
+
+def test_options_without_how_they_are_decoded_are_not_resolved() -> None:
+    with pytest.raises(ValueError, match="resolve"):
+        plan_of(dataclasses.replace(resolve(), decode=None), TOY)
+
+
+def test_ids_that_the_model_cannot_generate_are_no_ends() -> None:
+    assert ending_ids(resolve(), TOY, (256, 257, 258), 257) == (256,)
+
+
+def test_space_within_is_kept_and_space_around_is_not() -> None:
+    stripper = Stripper()
+    assert [stripper.feed(piece) for piece in (" a ", " b", "c  ", " ")] == ["a", "  b", "c", ""]
+    assert TextFold(()).feed_text(" a ") == " a "
+
+
+def test_what_stands_before_a_stop_is_shown_though_a_longer_one_has_begun() -> None:
+    fold = TextFold(("b",), ("ab<x>",))
+    assert (fold.feed_text("ab", "ab"), fold.stop, fold.length) == ("a", "b", 1)

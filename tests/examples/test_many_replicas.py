@@ -1,4 +1,4 @@
-"""The simulation of many replicas: what docs/simulation.md claims of it, on a small cluster."""
+"""The simulation of many replicas: what docs/contributing/simulation.md claims of it, on a small cluster."""
 
 from __future__ import annotations
 

@@ -8,9 +8,10 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Mapping
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import pytest
 from hypothesis import given, settings
@@ -19,11 +20,21 @@ from returns.result import Failure, Success
 import pipegen
 from pipegen.answer.json_check import wrong_in_json
 from pipegen.config import lines_schema
-from pipegen.core.errors import GenerationError
+from pipegen.core.errors import GenerationError, Timeout
 from pipegen.io.jsonl import from_plain, to_plain
 from pipegen.records import strict_json
-from pipegen.records.codec import declared, decode, encode, error_from
-from pipegen.records.fields import InvalidField, unchecked_replace
+from pipegen.records.codec import (
+    declared,
+    decode,
+    encode,
+    error_from,
+    error_to_plain,
+    is_plain,
+    item_of,
+    word_of,
+)
+from pipegen.records.fields import UNWRITTEN, InvalidField, record, unchecked_replace
+from pipegen.records.frozen import freeze
 from pipegen.records.messages import ImageSource, VideoSource
 from pipegen.records.options import resolve
 from pipegen.records.results import Finish, GenerationResult, TokenLogprob
@@ -202,3 +213,76 @@ def test_options_that_are_no_plain_data_are_refused_by_name() -> None:
     line = {"ok": True, "text": "", "raw_text": "", "finish": "eos"}
     with pytest.raises(InvalidField, match="seed takes a whole number"):
         from_plain({**line, "options": {"seed": object()}})
+
+
+@record
+class Part:
+    number: int
+
+
+@record
+class Own:
+    name: str
+    about: Mapping[str, Any] = freeze({})
+    parts: tuple[Part | None, ...] = ()
+    whole: tuple[Part, ...] = ()
+    hidden: Annotated[int, UNWRITTEN] = 0
+
+
+def test_a_record_of_one_s_own_comes_back() -> None:
+    own = Own(
+        name="a", about=freeze({"b": [1]}), parts=(None, Part(number=1)), whole=(Part(number=2),)
+    )
+    line = encode(own)
+    assert line == {
+        "name": "a",
+        "about": {"b": [1]},
+        "parts": [None, {"number": 1}],
+        "whole": [{"number": 2}],
+    }
+    assert (decode(line, Own), hash(decode(line, Own).about)) == (own, hash(own.about))
+    assert decode(line, Own, hidden=3).hidden == 3
+    with pytest.raises(TypeError):
+        decode({**line, "whole": [None]}, Own)
+
+
+def test_a_record_of_one_field_is_written_by_its_name() -> None:
+    assert encode(Part(number=7)) == {"number": 7}
+
+
+@pytest.mark.parametrize(
+    ("hint", "plain"),
+    [
+        *[(kind, True) for kind in (str, int, bool, float, object, Literal["a"], int | None)],
+        *[(tuple[int | None, ...], True), (str | tuple[int, ...], True)],
+        *[(kind, False) for kind in (ImageSource, Part, Mapping[str, int], list[int])],
+        *[(tuple[Part, ...], False), (tuple[int, Part], False)],
+    ],
+)
+def test_plain_types_are_those_of_json(hint: object, plain: bool) -> None:
+    assert is_plain(hint) is plain
+
+
+def test_only_a_tuple_of_any_length_has_items() -> None:
+    assert (item_of(tuple[int | None, ...]), item_of(tuple[int]), item_of(int)) == (int, None, None)
+
+
+def test_a_line_is_refused_in_the_words_of_its_record() -> None:
+    line = encode(GenerationResult(text="", raw_text="", finish=Finish.EOS, options=resolve()))
+    word = word_of(GenerationResult)
+    assert word and word_of(int) == ""
+    with pytest.raises(InvalidField, match=f"^a {word} takes text too$"):
+        decode({key: value for key, value in line.items() if key != "text"}, GenerationResult)
+    with pytest.raises(InvalidField, match=f"^finish does not have the form of a {word}'s: "):
+        decode({**line, "finish": "never"}, GenerationResult)
+    with pytest.raises(InvalidField, match=r"^options: \w+\.seed takes a whole number"):
+        decode({**line, "options": {"seed": "x"}}, GenerationResult)
+    with pytest.raises(ValueError, match="could not convert") as raised:
+        decode({"token_id": 1, "logprob": "x"}, TokenLogprob)
+    assert not isinstance(raised.value, InvalidField)
+
+
+def test_what_an_error_does_not_have_is_left_out() -> None:
+    assert not {"incident", "lasting", "earlier"} & error_to_plain(Timeout("slow")).keys()
+    with pytest.raises(InvalidField, match=r"takes one of \w+(, \w+)+, not None$"):
+        error_from({})

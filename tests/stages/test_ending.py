@@ -762,3 +762,20 @@ def test_log_probabilities_of_another_number_than_the_ids_are_a_malformed_answer
     assert isinstance(error, MalformedResponse)
     assert f"{count} logprobs for 4 token_ids" in error.message
     assert "or your stage after it" in error.hint
+
+
+def test_log_probabilities_of_the_prompt_take_a_pipe_that_asks_for_them() -> None:
+    error = judged("ab", GenerationOptions(prompt_logprobs=True)).failure()
+    assert isinstance(error, pg.UnsupportedOption)
+    assert (error.option, error.message, error.hint) == (
+        "prompt_logprobs",
+        "prompt_logprobs takes a pipe that asks for them: none of its stages does",
+        "pg.call(engine) asks for them; a stage of your own in its place sets Raw.prompt_logprobs",
+    )
+
+
+def test_log_probabilities_of_the_prompt_say_the_texts_of_their_tokens() -> None:
+    entry = TokenLogprob(token_id=97, logprob=-1.0, top=((98, -2.0),))
+    raw = judged("ab", GenerationOptions(prompt_logprobs=True), prompt_logprobs=(None, entry))
+    first, second = raw.unwrap().raw.prompt_logprobs or ()
+    assert (first, second) == (None, dataclasses.replace(entry, text="a", top_texts=("b",)))

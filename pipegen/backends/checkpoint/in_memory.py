@@ -85,10 +85,20 @@ class CheckpointInMemory(Checkpoint):
         ):
             digest.update(f"{text}\0".encode())
         for name, weight in self.model.state_dict().items():
-            flat = weight.detach().reshape(-1)
-            samples = flat[:: max(1, len(flat) // _SAMPLES)].float().cpu().numpy().tobytes()
-            digest.update(f"{name} {tuple(weight.shape)} {weight.dtype}\0".encode() + samples)
+            digest.update(f"{name} {tuple(weight.shape)} {weight.dtype}\0".encode())
+            digest.update(_samples(weight))
         return digest.hexdigest()
+
+    @property
+    def weights_now(self) -> bytes:
+        """A digest that another state of the weights does not have: of where each weight lies, how
+        often torch wrote to it, and samples, for what writes past torch's count (`weight.data`).
+        """
+        digest = hashlib.blake2b(digest_size=16)
+        for weight in self.model.state_dict().values():
+            writes = 0 if weight.is_inference() else weight._version
+            digest.update(f"{weight.data_ptr()} {writes}\0".encode() + _samples(weight))
+        return digest.digest()
 
     @property
     def has_weights(self) -> bool:
@@ -103,3 +113,9 @@ class CheckpointInMemory(Checkpoint):
     @cached_property
     def image_processor(self) -> Any:
         return getattr(self.processor, "image_processor", self.processor)
+
+
+def _samples(weight: Any) -> bytes:
+    flat = weight.detach().reshape(-1)
+    samples: bytes = flat[:: max(1, len(flat) // _SAMPLES)].float().cpu().numpy().tobytes()
+    return samples

@@ -16,6 +16,7 @@ from returns.result import Failure, Result
 from pipegen.backends.checkpoint.adapters import BadAdapter
 from pipegen.backends.checkpoint.checkpoint import Checkpoint
 from pipegen.backends.checkpoint.checkpoint_engine import release
+from pipegen.backends.checkpoint.in_memory import CheckpointInMemory
 from pipegen.backends.checkpoint.load_errors import engine_failed, load_failed
 from pipegen.backends.checkpoint.verdicts import CannotCheck
 from pipegen.backends.hf.compiled import CompileFailed
@@ -69,6 +70,8 @@ class Computing:
     def __init__(self, load: ModelLoadConfig, checkpoint: Checkpoint, size: int) -> None:
         self._checkpoint, self.size = checkpoint, size
         self.weights = Weights(checkpoint)
+        self._weights_then = b""
+        """With which weights of the caller's the prefixes that stay were read."""
         self.grammars = Grammars(checkpoint)
         limit = IMAGES if load.image_memory_bytes is None else load.image_memory_bytes
         # eight of them take the room of one image's inputs, and cost more to make
@@ -143,6 +146,12 @@ class Computing:
         """A schedule on the model, which loads where needed."""
         check_process()
         model, size = self.loaded(), self.size
+        if isinstance(self._checkpoint, CheckpointInMemory):
+            weights = self._checkpoint.weights_now
+            if weights != self._weights_then:
+                self.prefixes.clear()
+                self._weights_then = weights
+            model.eval()  # a trainer may have left it otherwise
         return Schedule(
             model,
             self._checkpoint,

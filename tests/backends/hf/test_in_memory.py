@@ -107,3 +107,51 @@ def test_what_does_not_go_together_is_refused(
     }
     with pytest.raises(pg.InvalidField, match=words):
         pg.backends.hf(**{"model": parts[0], **arguments, **right})
+
+
+STORY = "Tell me a long story about a cat and a dog. " * 6
+TOLD: Any = [{"messages": [{"role": "user", "content": STORY}]}] * 2
+
+
+def by_an_optimizer(weights: list[torch.nn.Parameter]) -> None:
+    for weight in weights:
+        weight.grad = torch.ones_like(weight)
+    torch.optim.SGD(weights, lr=1e-3).step()
+
+
+def past_the_count_of_torch(weights: list[torch.nn.Parameter]) -> None:
+    for weight in weights:
+        weight.data.mul_(1.01)
+
+
+def by_other_tensors(weights: list[torch.nn.Parameter]) -> None:
+    for weight in weights:
+        weight.data = weight.data * 1.01
+
+
+@pytest.mark.parametrize("change", [by_an_optimizer, past_the_count_of_torch, by_other_tensors])
+def test_a_call_reads_its_prompts_with_the_weights_as_they_are_then(change: Any) -> None:
+    """What was read of the same prompts before the change is not taken."""
+    folder = embedded.path()
+    model = AutoModelForImageTextToText.from_pretrained(folder, dtype=torch.float32)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    route = pg.backends.hf(model, tokenizer=tokenizer)
+    pg.run(route, TOLD, {"max_new_tokens": 2})
+    change([*model.train().parameters()])
+    options = {"max_new_tokens": 8, "logprobs": True}
+    ours = [slot.unwrap().logprobs for slot in pg.run(route, TOLD, options)]
+    assert not model.training
+    anew = pg.run(pg.backends.hf(model, tokenizer=tokenizer), TOLD, options)
+    assert ours == [slot.unwrap().logprobs for slot in anew]
+
+
+@pytest.mark.parametrize("inference", [False, True])
+def test_a_call_takes_what_was_read_with_the_same_weights(inference: bool) -> None:
+    with torch.inference_mode(inference):
+        model = AutoModelForImageTextToText.from_pretrained(embedded.path(), dtype=torch.float32)
+    route = pg.backends.hf(model, tokenizer=AutoTokenizer.from_pretrained(embedded.path()))
+    engine: Any = route.engine
+    pg.run(route, TOLD, {"max_new_tokens": 2})
+    before = engine.work.shared_tokens
+    pg.run(route, TOLD[:1], {"max_new_tokens": 2})
+    assert engine.work.shared_tokens > before
