@@ -110,7 +110,7 @@ INNER_NAMES = {
     "engines.extras": "MissingExtra need",
     "engines.model": "reader_of",
     "engines.protocol": "answers_depend_on earlier_identities_of rewrites_of takes_tokens",
-    "engines.settings": "FallbackSettings SETTINGS config_of fields_of nearest_setting",
+    "engines.settings": "BESIDE FallbackSettings SETTINGS config_of fields_of nearest_setting",
     "engines.tokenizer": "Tokenizer",
     "engines.versions": "bounds is_newer minor required_by",
     "ending.detokenize": "spell",

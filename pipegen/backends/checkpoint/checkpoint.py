@@ -30,6 +30,8 @@ from pipegen.backends.checkpoint.load_errors import (
 from pipegen.backends.checkpoint.locate import (
     EMBEDDED,
     cached_json,
+    folder_of_adapter,
+    folder_with,
     has_weights,
     instead_of,
     locate,
@@ -100,21 +102,20 @@ class Checkpoint:
     @cached_property
     def _folders(self) -> tuple[Path, ...]:
         """Where the checkpoint's files are, and its adapter's."""
-        here = {self.source: "config.json"}
-        here |= {} if self.load.adapter is None else {str(self.load.adapter): "adapter_config.json"}
-        if all((Path(folder) / name).is_file() for folder, name in here.items()):
-            return tuple(map(Path, here))
-        need("transformers", "hf", "reading a checkpoint")
-        from transformers.utils.hub import cached_file
-
+        adapter = self.load.adapter
         with loading(self.load, "the files", self.source, hint=instead_of(self.source)):
-            files = [cached_file(self.source, "config.json", revision=self.load.revision)]
-            files += (
-                [cached_file(self.load.adapter, "adapter_config.json")]
-                if self.load.adapter is not None
-                else []
-            )
-            return tuple(Path(str(file)).parent for file in files)
+            folder = folder_with("config.json", self.source, self.load.revision)
+            return (folder,) if adapter is None else (folder, folder_of_adapter(str(adapter)))
+
+    @cached_property
+    def adapters(self) -> Mapping[str, str]:
+        """The adapters that requests choose, by their names: a digest of the files of each."""
+        whole = self.load.check_weights
+        with loading(self.load, "the files", self.source):
+            return {
+                name: identity_of(folder_of_adapter(str(adapter)), whole=whole)
+                for name, adapter in self.load.adapters.items()
+            }
 
     @property
     def identity(self) -> str:

@@ -49,6 +49,12 @@ class HasModelMetadata:
             return {}
         return {self._checkpoint.identity: self._checkpoint.earlier_identity}
 
+    def _depends_on(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """See `answers_depend_on`; `values` are the settings that change answers."""
+        checkpoint = self._checkpoint
+        adapters = {"adapters": checkpoint.adapters} if checkpoint.load.adapters else {}
+        return {"model": checkpoint.identity, **checkpoint.resolved(values), **adapters}
+
     @property
     def tokenizer(self) -> Tokenizer:
         return self._checkpoint.tokenizer
@@ -122,7 +128,7 @@ class CheckpointEngine(HasModelMetadata, ABC):
         differ by rounding.
         """
         values = that_change_answers(settings_of(self._checkpoint.load)) | {"dtype": self.dtype}
-        return {"model": self.identity, **self._checkpoint.resolved(values)}
+        return self._depends_on(values)
 
     def prepare_image(
         self, source: ImageSource, options: VlmPreprocessOptions, index: int

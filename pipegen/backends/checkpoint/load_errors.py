@@ -22,7 +22,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
-from pipegen.backends.checkpoint.locate import cached
+from pipegen.backends.checkpoint.locate import adapters_of, cached
 from pipegen.core.errors import BackendFailed, CallFailed
 from pipegen.engines.extras import MissingExtra
 from pipegen.engines.settings import ModelLoadConfig
@@ -127,7 +127,10 @@ def load_failed(
         return CallFailed(engine_failed(load.backend, message, hint=advice))
     folders = [
         folder
-        for folder in (_folder_of(source, load.revision), _folder_of(str(load.adapter or ""), None))
+        for folder in (
+            _folder_of(source, load.revision),
+            *(_folder_of(adapter, None) for adapter in adapters_of(load).values()),
+        )
         if folder is not None
     ]
     broken = broken_file(

@@ -9,6 +9,8 @@ from typing import Any
 
 from pipegen.backends.checkpoint.file_digests import WEIGHTS
 from pipegen.core.names import CLOSE, nearest
+from pipegen.engines.extras import need
+from pipegen.engines.settings import ModelLoadConfig
 from pipegen.records.fields import InvalidField
 from pipegen.records.frozen import printed
 
@@ -17,7 +19,10 @@ __all__ = [
     "NoSuchModel",
     "cached",
     "cached_json",
-    "check_adapter_folder",
+    "adapters_of",
+    "check_adapters",
+    "folder_of_adapter",
+    "folder_with",
     "has_weights",
     "instead_of",
     "locate",
@@ -81,8 +86,28 @@ def locate(model: str) -> str:
     return model
 
 
-def check_adapter_folder(adapter: str) -> None:
-    """Raise `InvalidField` where an adapter is named by a path, and there is no adapter."""
+def adapters_of(load: ModelLoadConfig) -> dict[str, str]:
+    """The adapters of a configuration, each by the setting that names it."""
+    adapters = {} if load.adapter is None else {"adapter": str(load.adapter)}
+    return adapters | {
+        f"adapters[{name!r}]": str(adapter) for name, adapter in load.adapters.items()
+    }
+
+
+def check_adapters(load: ModelLoadConfig) -> None:
+    """Raise `InvalidField` where an adapter is named by a path, and there is no adapter; and where
+    one is for all requests and others are for some.
+    """
+    if load.adapter is not None and load.adapters:
+        raise InvalidField(
+            "ModelLoadConfig takes adapter, which all requests have, or adapters, of which requests"
+            " choose by the option adapter: not both"
+        )
+    for field, adapter in adapters_of(load).items():
+        _check_folder(field, adapter)
+
+
+def _check_folder(field: str, adapter: str) -> None:
     folder = Path(adapter).expanduser()
     is_path = (
         folder.is_absolute()
@@ -94,8 +119,24 @@ def check_adapter_folder(adapter: str) -> None:
     if is_path and not (folder / "adapter_config.json").is_file():
         reason = "it has no adapter_config.json" if folder.is_dir() else "there is no such folder"
         raise InvalidField(
-            f"ModelLoadConfig.adapter: {os.fspath(folder)!r} is no adapter: {reason}"
+            f"ModelLoadConfig.{field}: {os.fspath(folder)!r} is no adapter: {reason}"
         )
+
+
+def folder_with(name: str, source: str, revision: str | None = None) -> Path:
+    """The folder of a source's file: its own, or that in which the hub's files are kept."""
+    if (Path(source) / name).is_file():
+        return Path(source)
+    need("transformers", "hf", "reading a checkpoint")
+    from transformers.utils.hub import cached_file
+
+    return Path(str(cached_file(source, name, revision=revision))).parent
+
+
+def folder_of_adapter(adapter: str) -> Path:
+    """The folder of an adapter's files."""
+    folder = Path(adapter).expanduser()
+    return folder_with("adapter_config.json", str(folder) if folder.is_dir() else adapter)
 
 
 def instead_of(source: str) -> str:

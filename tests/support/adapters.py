@@ -1,0 +1,35 @@
+"""Small LoRA adapters of the embedded model, made by peft, with random weights that are large enough
+to change what is said.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+LANGUAGE = r".*language_model.*\.(q_proj|v_proj|down_proj)"
+"""Modules that see the rows of a pass."""
+IMAGES = r".*(q_proj|v_proj|qkv)"
+"""Those of the image's layers, too, which see pieces of all images."""
+
+
+def write_adapter(
+    folder: Path, seed: int, targets: str = LANGUAGE, rank: int = 4, **config: Any
+) -> str:
+    """An adapter in that folder."""
+    import torch
+    from peft import LoraConfig, get_peft_model
+    from transformers import AutoModelForImageTextToText
+
+    from pipegen import embedded
+
+    model = AutoModelForImageTextToText.from_pretrained(embedded.path(), dtype=torch.float32)
+    settings = LoraConfig(r=rank, lora_alpha=2 * rank, target_modules=targets, **config)
+    adapted: Any = get_peft_model(model, settings)
+    draw = torch.Generator().manual_seed(seed)
+    for name, weight in adapted.named_parameters():
+        if "lora_A" in name or "lora_B" in name:
+            size = 0.06 if "lora_A" in name else 0.3
+            weight.data = torch.randn(weight.shape, generator=draw) * size
+    adapted.save_pretrained(folder)
+    return str(folder)
