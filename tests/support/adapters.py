@@ -1,5 +1,4 @@
-"""Small LoRA adapters of the embedded model, made by peft, with random weights that are large enough
-to change what is said.
+"""Small LoRA adapters, made by peft, with random weights that are large enough to change what is said.
 """
 
 from __future__ import annotations
@@ -14,22 +13,25 @@ IMAGES = r".*(q_proj|v_proj|qkv)"
 
 
 def write_adapter(
-    folder: Path, seed: int, targets: str = LANGUAGE, rank: int = 4, **config: Any
+    folder: Path, seed: int, targets: str = LANGUAGE, rank: int = 4, *, model: str = "", **config: Any
 ) -> str:
-    """An adapter in that folder."""
+    """An adapter in that folder, of the embedded model or of a text model in a folder."""
     import torch
     from peft import LoraConfig, get_peft_model
-    from transformers import AutoModelForImageTextToText
+    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
     from pipegen import embedded
 
-    model = AutoModelForImageTextToText.from_pretrained(embedded.path(), dtype=torch.float32)
+    auto: Any = AutoModelForCausalLM if model else AutoModelForImageTextToText
+    base = auto.from_pretrained(model or embedded.path(), dtype=torch.float32)
     settings = LoraConfig(r=rank, lora_alpha=2 * rank, target_modules=targets, **config)
-    adapted: Any = get_peft_model(model, settings)
+    adapted: Any = get_peft_model(base, settings)
     draw = torch.Generator().manual_seed(seed)
     for name, weight in adapted.named_parameters():
         if "lora_A" in name or "lora_B" in name:
             size = 0.06 if "lora_A" in name else 0.3
             weight.data = torch.randn(weight.shape, generator=draw) * size
+        elif "modules_to_save" in name or "trainable_tokens_delta" in name:
+            weight.data = weight.data + torch.randn(weight.shape, generator=draw) * 0.5
     adapted.save_pretrained(folder)
     return str(folder)

@@ -153,8 +153,8 @@ def _read_model(checkpoint: Checkpoint) -> Any:
 
 
 def _load_adapter(model: Any, adapter: str, name: str) -> None:
-    """Load an adapter, all of it, under a name of its own. Raises `BadAdapter` where peft takes none of it, or would take it
-    in part and say nothing.
+    """Load an adapter, all of it, under a name of its own. Raises `BadAdapter` where peft takes
+    none of it, or would take it in part and say nothing.
     """
     config = adapter_config(adapter)
     check_shapes(adapter, config, weight_shapes(adapter), model)
@@ -170,12 +170,15 @@ def _load_adapter(model: Any, adapter: str, name: str) -> None:
         raise BadAdapter(
             f"the adapter {adapter!r} ({form}) cannot be loaded: {error}"[:600]
         ) from error
-    # those of the adapters before it are reported as missing, too
-    places, missing = (
-        [path for path in paths if "lora_" in path and name in path.split(".")]
-        for paths in (dict(model.named_parameters()), report.missing_keys)
-    )
-    refuse_parts(adapter, report.unexpected_keys, missing, matched=len(missing) < len(places))
+    # those of the adapters before it are reported as missing, too, and tied ones
+    own = {
+        path: weight
+        for path, weight in model.named_parameters(remove_duplicate=False)
+        if name in path.split(".")
+    }
+    loaded = {id(weight) for path, weight in own.items() if path not in report.missing_keys}
+    missing = [path for path, weight in own.items() if id(weight) not in loaded]
+    refuse_parts(adapter, report.unexpected_keys, missing, matched=bool(loaded))
 
 
 @contextlib.contextmanager

@@ -10,6 +10,7 @@ such product: then all rows of a pass have one adapter, and peft switches betwee
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -56,6 +57,7 @@ class _Adapters:
         self.together = False
         self.one: int | None = 0
         self.index = torch.zeros(0, dtype=torch.long)
+        self.layers = _layers(model)
         self._model, self._rows = model, [0]
 
     def use(self, rows: list[int]) -> None:
@@ -69,12 +71,16 @@ class _Adapters:
             self.switch(self.one or 0)
 
     def switch(self, place: int) -> None:
-        """Let peft's own modules take that adapter."""
-        if place:
-            self._model.enable_adapters()
-            self._model.set_adapter(inner_name(place))
-        else:
-            self._model.disable_adapters()
+        """Let those of peft's modules that have this adapter take it, and the others none.
+
+        The model's own methods leave copied modules off, and give an adapter to modules that lack it.
+        """
+        name = inner_name(place)
+        for layer in self.layers.values():
+            has = any(name in attrgetter(parts)(layer) for parts in layer.adapter_layer_names)
+            if has:
+                layer.set_adapter(name)
+            layer.enable_adapters(has)
 
 
 class _LinearPairs(nn.Module):
@@ -128,33 +134,33 @@ def join_adapters(model: Any, names: Sequence[str], pad: int) -> None:
     """Let each row of a pass have its own of these adapters, which peft has loaded."""
     adapters = _Adapters(model, names)
     setattr(model, _NAME, adapters)
-    layers = _plain_layers(model)
     adapters.switch(0)
-    if layers is not None and _see_rows(model, [*layers.values()], pad):
+    layers = [*adapters.layers.values()]
+    if all(map(_is_plain, layers)) and _see_rows(model, layers, pad):
         adapters.together = True
-        for path, layer in layers.items():
+        for path, layer in adapters.layers.items():
             parent, _, name = path.rpartition(".")
             setattr(model.get_submodule(parent), name, _LinearPairs(layer, adapters))
 
 
-def _plain_layers(model: Any) -> dict[str, Any] | None:
-    """The modules with adapters; None where one of them is more than linear with a pair."""
-    from peft.tuners.lora import Linear
+def _layers(model: Any) -> dict[str, Any]:
+    """The modules with adapters, by their paths."""
     from peft.tuners.tuners_utils import BaseTunerLayer
     from peft.utils.other import AuxiliaryTrainingWrapper
 
-    layers = {
-        path: module
-        for path, module in model.named_modules()
-        if isinstance(module, (BaseTunerLayer, AuxiliaryTrainingWrapper))
-    }
-    plain = all(
+    kinds = BaseTunerLayer, AuxiliaryTrainingWrapper
+    return {path: module for path, module in model.named_modules() if isinstance(module, kinds)}
+
+
+def _is_plain(layer: Any) -> bool:
+    """Whether what adapters add to a module is the product of a pair, and nothing else."""
+    from peft.tuners.lora import Linear
+
+    return (
         type(layer) is Linear
         and not (any(layer.lora_bias.values()) or getattr(layer, "lora_variant", None))
         and not any(layer.use_dora.values())
-        for layer in layers.values()
     )
-    return layers if plain else None
 
 
 def _see_rows(model: Any, layers: Sequence[Any], pad: int) -> bool:

@@ -4,6 +4,7 @@ alone, whatever the other rows of the batch have.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from support.adapters import IMAGES, write_adapter
 import pipegen as pg
 from pipegen.backends.hf.row_adapters import adapters_together
 
+pytestmark = pytest.mark.filterwarnings("ignore:Model has .tie_word_embeddings")
 SHAPES = "docs/examples/shapes.png"
 COMMON = "You answer in one short sentence, and never ask anything back. " * 8
 """A beginning that is long enough to be read once."""
@@ -28,12 +30,15 @@ WORD: Any = {"prompt": "Say a word."}
 @pytest.fixture(scope="module")
 def adapters(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     root: Path = tmp_path_factory.mktemp("adapters")
+    warnings.filterwarnings("ignore", "Model has .tie_word_embeddings")
     return {
         "a": write_adapter(root / "a", 1),
         "b": write_adapter(root / "b", 2, rank=6),
         "scaled": write_adapter(root / "c", 3, use_rslora=True),
         "dora": write_adapter(root / "dora", 4, use_dora=True),
         "images": write_adapter(root / "images", 5, IMAGES),
+        "head": write_adapter(root / "head", 6, modules_to_save=["lm_head"]),
+        "tokens": write_adapter(root / "tokens", 7, trainable_token_indices=[5, 6, 70]),
     }
 
 
@@ -81,7 +86,8 @@ def is_for(row: dict[str, Any], name: str) -> bool:
 
 
 @pytest.mark.parametrize(
-    ("names", "together"), [("a b scaled", True), ("a dora", False), ("a images", False)]
+    ("names", "together"),
+    [("a b scaled", True), *[(f"a {kind}", False) for kind in ("dora", "images", "head", "tokens")]],
 )
 @pytest.mark.parametrize("sampled", [{}, {"temperature": 1.0, "seed": 3, "samples": 2}])
 def test_a_row_gets_the_ids_of_a_route_with_its_adapter_alone(
