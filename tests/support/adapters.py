@@ -1,5 +1,4 @@
-"""Small LoRA adapters, made by peft, with random weights that are large enough to change what is said.
-"""
+"""Small LoRA adapters, made by peft, with random weights that are large enough to change what is said."""
 
 from __future__ import annotations
 
@@ -13,7 +12,13 @@ IMAGES = r".*(q_proj|v_proj|qkv)"
 
 
 def write_adapter(
-    folder: Path, seed: int, targets: str = LANGUAGE, rank: int = 4, *, model: str = "", **config: Any
+    folder: Path,
+    seed: int,
+    targets: str | list[str] = LANGUAGE,
+    rank: int = 4,
+    *,
+    model: str = "",
+    **config: Any,
 ) -> str:
     """An adapter in that folder, of the embedded model or of a text model in a folder."""
     import torch

@@ -20,6 +20,7 @@ from pipegen.backends.checkpoint import image_processors as processors
 from pipegen.backends.checkpoint.file_digests import earlier_identity_of, identity_of
 from pipegen.backends.checkpoint.kept_facts import KeptFacts
 from pipegen.backends.checkpoint.load_errors import (
+    adapter_folders_of,
     broken_in,
     dtype_of,
     loading,
@@ -30,7 +31,6 @@ from pipegen.backends.checkpoint.load_errors import (
 from pipegen.backends.checkpoint.locate import (
     EMBEDDED,
     cached_json,
-    folder_of_adapter,
     folder_with,
     has_weights,
     instead_of,
@@ -102,20 +102,21 @@ class Checkpoint:
     @cached_property
     def _folders(self) -> tuple[Path, ...]:
         """Where the checkpoint's files are, and its adapter's."""
-        adapter = self.load.adapter
         with loading(self.load, "the files", self.source, hint=instead_of(self.source)):
             folder = folder_with("config.json", self.source, self.load.revision)
-            return (folder,) if adapter is None else (folder, folder_of_adapter(str(adapter)))
+        return (folder, *(self.adapter_folders.values() if self.load.adapter is not None else ()))
+
+    @cached_property
+    def adapter_folders(self) -> Mapping[str, Path]:
+        """See `adapter_folders_of`."""
+        return adapter_folders_of(self.load)
 
     @cached_property
     def adapters(self) -> Mapping[str, str]:
-        """The adapters that requests choose, by their names: a digest of the files of each."""
-        whole = self.load.check_weights
-        with loading(self.load, "the files", self.source):
-            return {
-                name: identity_of(folder_of_adapter(str(adapter)), whole=whole)
-                for name, adapter in self.load.adapters.items()
-            }
+        """A digest of the files of each adapter that requests choose, by their names."""
+        folders, whole = self.adapter_folders, self.load.check_weights
+        with loading(self.load, "the adapters", self.source):
+            return {name: identity_of(place, whole=whole) for name, place in folders.items()}
 
     @property
     def identity(self) -> str:

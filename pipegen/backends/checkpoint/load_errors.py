@@ -22,7 +22,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
-from pipegen.backends.checkpoint.locate import adapters_of, cached
+from pipegen.backends.checkpoint.locate import adapters_of, cached, folder_of_adapter
 from pipegen.core.errors import BackendFailed, CallFailed
 from pipegen.engines.extras import MissingExtra
 from pipegen.engines.settings import ModelLoadConfig
@@ -31,6 +31,7 @@ from pipegen.records.frozen import printed
 
 __all__ = [
     "Broken",
+    "adapter_folders_of",
     "broken_file",
     "broken_in",
     "dtype_of",
@@ -51,6 +52,9 @@ _log = logging.getLogger("pipegen")
 _HINT = (
     "see that the model's name and settings are right and its files are whole; the log has the"
     " whole error under the incident"
+)
+_INSTEAD_OF_ADAPTER = (
+    "give the folder of an adapter (adapter_config.json, *.safetensors) or a hub name"
 )
 _POINTER = b"version https://git-lfs"
 
@@ -108,6 +112,19 @@ def loading(
         raise failure from (None if _is_unreached(raised) else raised)
 
 
+def adapter_folders_of(load: ModelLoadConfig) -> dict[str, Path]:
+    """Where the files of each adapter are, by its name; that of all requests has the empty name.
+    Raises `CallFailed`, which says which adapter cannot be read.
+    """
+    named = load.adapters if load.adapter is None else {"": load.adapter}
+    folders = {}
+    for name, adapter in named.items():
+        source = str(adapter)
+        with loading(load, f"the adapter {source!r}", source, hint=_INSTEAD_OF_ADAPTER):
+            folders[name] = folder_of_adapter(source)
+    return folders
+
+
 def load_failed(
     load: ModelLoadConfig, what: str, raised: Exception, source: str = "", *, hint: str = ""
 ) -> CallFailed:
@@ -119,8 +136,9 @@ def load_failed(
     """
     if _is_unreached(raised):
         why = "is not asked (HF_HUB_OFFLINE)" if _is_offline() else "cannot be reached"
+        kind = "adapter" if source in adapters_of(load).values() else "model"
         message = (
-            f"{load.backend} {what} {load.model!r}: the model is not on this machine, and the hub"
+            f"{load.backend} {what} {load.model!r}: the {kind} is not on this machine, and the hub"
             f" {why}"
         )
         advice = f"fetch it where there is a network (hf download NAME); {hint}".removesuffix("; ")

@@ -93,7 +93,7 @@ class HFEngine(CheckpointEngine):
         limits: dict[str, Any] = {
             "context_length": checkpoint.context_length,
             "vocab_size": checkpoint.vocab_size,
-            "adapters": tuple(checkpoint.load.adapters),
+            "adapters": tuple(filter(None, checkpoint.adapter_folders)),
         }
         return Capabilities(
             engine=self.name,

@@ -100,7 +100,7 @@ class VLLMEngine(CheckpointEngine):
             "max_videos": image_limit(self._checkpoint, "video"),
             "no_videos_because": no_videos,
             "vocab_size": self._checkpoint.vocab_size,
-            "adapters": tuple(self._checkpoint.load.adapters),
+            "adapters": tuple(filter(None, self._checkpoint.adapter_folders)),
         }
         return Capabilities(engine=self.name, honours=honours, reason=reason, **limits)
 

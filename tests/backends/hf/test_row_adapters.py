@@ -4,6 +4,8 @@ alone, whatever the other rows of the batch have.
 
 from __future__ import annotations
 
+import functools
+import json
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,6 +17,7 @@ pytest.importorskip("torch")
 pytest.importorskip("transformers")
 pytest.importorskip("peft")
 
+from returns.result import Success
 from support.adapters import IMAGES, write_adapter
 
 import pipegen as pg
@@ -87,7 +90,10 @@ def is_for(row: dict[str, Any], name: str) -> bool:
 
 @pytest.mark.parametrize(
     ("names", "together"),
-    [("a b scaled", True), *[(f"a {kind}", False) for kind in ("dora", "images", "head", "tokens")]],
+    [
+        ("a b scaled", True),
+        *[(f"a {kind}", False) for kind in ("dora", "images", "head", "tokens")],
+    ],
 )
 @pytest.mark.parametrize("sampled", [{}, {"temperature": 1.0, "seed": 3, "samples": 2}])
 def test_a_row_gets_the_ids_of_a_route_with_its_adapter_alone(
@@ -165,13 +171,15 @@ def test_a_conversation_goes_on_with_another_adapter_as_if_it_was_never_read(
         start = pg.run(route, [first], {**options, "adapter": "a"})[0].unwrap()
         following = start.then("And now?")
         read = route.engine.work.shared_tokens  # type: ignore[attr-defined]
-        other = pg.run(route, [following], {**options, "adapter": "b"})[0].unwrap()
+        to_b = start.then("And now?", options={"adapter": "b"})
+        other = pg.run(route, [to_b], options)[0].unwrap()
         assert route.engine.work.shared_tokens == read  # type: ignore[attr-defined]
-        same = pg.run(route, [following], {**options, "adapter": "a"})[0].unwrap()
+        same = pg.run(route, [following], {**options, "adapter": "b"})[0].unwrap()
         assert route.engine.work.shared_tokens > read  # type: ignore[attr-defined]
     for name, result in (("a", same), ("b", other)):
         with pg.backends.hf("embedded", adapter=mine[name]) as route:
-            assert pg.run(route, [following], options)[0].unwrap().token_ids == result.token_ids
+            plain = start.then("And now?", options={"adapter": ""})
+            assert pg.run(route, [plain], options)[0].unwrap().token_ids == result.token_ids
     assert same.token_ids != other.token_ids
 
 
@@ -213,3 +221,51 @@ def test_settings_that_contradict_each_other_are_refused(
     with pytest.raises(pg.InvalidField) as refused:
         pg.backends.hf("embedded", **settings)
     assert words in str(refused.value)
+
+
+@pytest.mark.parametrize("named_by", ["request", "run", "file"])
+def test_a_conversation_keeps_its_adapter_until_a_turn_names_another(
+    named_by: str, adapters: dict[str, str]
+) -> None:
+    name = {"adapter": "a"}
+    first: Any = {"messages": [{"role": "user", "content": COMMON + "Hello."}]}
+    options: dict[str, Any] = {"max_new_tokens": 6, "ignore_eos": True}
+    if named_by == "request":
+        first["options"] = name
+    with pg.backends.hf("embedded", adapters=chosen(adapters, "a b")) as route:
+        result = pg.run(route, [first], {**options, **name})[0].unwrap()
+        then = result.then
+        if named_by == "file":
+            read: Any = pg.from_plain(json.loads(json.dumps(pg.to_plain(Success(result))))).unwrap()
+            then = functools.partial(read.then, request=first)
+        following = [
+            then("And now?"),
+            then("And now?", options={"adapter": "b"}),
+            then("And now?", options={"adapter": ""}),
+        ]
+        used = [slot.unwrap() for slot in pg.run(route, following, options)]
+    assert [turn.options.adapter for turn in used] == ["a", "b", ""]
+    for name_then, turn in zip(("a", "b", ""), used, strict=True):
+        more: dict[str, Any] = {"adapter": adapters[name_then]} if name_then else {}
+        with pg.backends.hf("embedded", **more) as route:
+            plain = then("And now?", options={"adapter": ""})
+            assert pg.run(route, [plain], options)[0].unwrap().token_ids == turn.token_ids
+    assert len({turn.token_ids for turn in used}) > 1
+
+
+def test_a_conversation_of_several_turns_and_rounds_has_one_adapter(
+    adapters: dict[str, str],
+) -> None:
+    asked_of: Any = {
+        "messages": [{"role": "user", "content": "Hello."}],
+        "turns": ["And now?", "And then?"],
+    }
+    options: dict[str, Any] = {"max_new_tokens": 6, "ignore_eos": True}
+    rows: Any = [{**asked_of, "options": {"adapter": name}} for name in ("a", "b", "")]
+    with pg.backends.hf("embedded", adapters=chosen(adapters, "a b")) as route:
+        mixed = [slot.unwrap() for slot in pg.run(pg.turns(route), rows, options)]
+    for name, result in zip(("a", "b", ""), mixed, strict=True):
+        more: dict[str, Any] = {"adapter": adapters[name]} if name else {}
+        with pg.backends.hf("embedded", **more) as route:
+            wanted = pg.run(pg.turns(route), [asked_of], options)[0].unwrap()
+        assert result.rollout == wanted.rollout
