@@ -41,7 +41,7 @@ ROOMS = (
 )
 """Each imports only itself and those before it."""
 BUDGETS = {
-    "backends": 124_750,
+    "backends": 127_350,
     "cli": 40_600,
     "records": 37_950,
     "report": 33_600,

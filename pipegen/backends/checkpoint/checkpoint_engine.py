@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any, Self
 
 from immutabledict import immutabledict
 
+from pipegen.backends.checkpoint.chat_jinja import rendering
 from pipegen.backends.checkpoint.checkpoint import Checkpoint
-from pipegen.backends.checkpoint.tokenizers import message_rewrites
+from pipegen.backends.checkpoint.load_errors import adapter_digests_of
 from pipegen.core.backend import Session
 from pipegen.core.errors import CallFailed
 from pipegen.core.slots import Slot
@@ -52,7 +53,8 @@ class HasModelMetadata:
     def _depends_on(self, values: Mapping[str, Any]) -> dict[str, Any]:
         """See `answers_depend_on`; `values` are the settings that change answers."""
         checkpoint = self._checkpoint
-        adapters = {"adapters": checkpoint.adapters} if checkpoint.load.adapters else {}
+        load = checkpoint.load
+        adapters = {"adapters": adapter_digests_of(load)} if load.adapters else {}
         return {"model": checkpoint.identity, **checkpoint.resolved(values), **adapters}
 
     @property
@@ -66,7 +68,7 @@ class HasModelMetadata:
     @property
     def rewrites(self) -> tuple[str, ...]:
         """See `rewrites_of`. It is the same for every checkpoint, so no tokenizer is loaded."""
-        return message_rewrites()
+        return rendering().rewrites
 
     @property
     def eos_token_ids(self) -> tuple[int, ...]:

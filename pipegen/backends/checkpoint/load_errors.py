@@ -22,6 +22,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
+from pipegen.backends.checkpoint.file_digests import identity_of
 from pipegen.backends.checkpoint.locate import adapters_of, cached, folder_of_adapter
 from pipegen.core.errors import BackendFailed, CallFailed
 from pipegen.engines.extras import MissingExtra
@@ -31,6 +32,7 @@ from pipegen.records.frozen import printed
 
 __all__ = [
     "Broken",
+    "adapter_digests_of",
     "adapter_folders_of",
     "broken_file",
     "broken_in",
@@ -123,6 +125,13 @@ def adapter_folders_of(load: ModelLoadConfig) -> dict[str, Path]:
         with loading(load, f"the adapter {source!r}", source, hint=_INSTEAD_OF_ADAPTER):
             folders[name] = folder_of_adapter(source)
     return folders
+
+
+def adapter_digests_of(load: ModelLoadConfig) -> dict[str, str]:
+    """A digest of the files of each adapter, by its name. Raises as `adapter_folders_of`."""
+    folders, whole = adapter_folders_of(load), load.check_weights
+    with loading(load, "the adapters"):
+        return {name: identity_of(folder, whole=whole) for name, folder in folders.items()}
 
 
 def load_failed(

@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from pipegen.backends.checkpoint.file_digests import WEIGHTS
+from pipegen.core.foreign_calls import attempt
 from pipegen.core.names import CLOSE, nearest
-from pipegen.engines.extras import need
+from pipegen.core.slots import is_ok
 from pipegen.engines.settings import ModelLoadConfig
 from pipegen.records.fields import InvalidField
 from pipegen.records.frozen import printed
@@ -21,8 +22,8 @@ __all__ = [
     "cached_json",
     "adapters_of",
     "check_adapters",
+    "folder_of",
     "folder_of_adapter",
-    "folder_with",
     "has_weights",
     "instead_of",
     "locate",
@@ -123,20 +124,15 @@ def _check_folder(field: str, adapter: str) -> None:
         )
 
 
-def folder_with(name: str, source: str, revision: str | None = None) -> Path:
-    """The folder of a source's file: its own, or that in which the hub's files are kept."""
-    if (Path(source) / name).is_file():
-        return Path(source)
-    need("transformers", "hf", "reading a checkpoint")
-    from transformers.utils.hub import cached_file
-
-    return Path(str(cached_file(source, name, revision=revision))).parent
+def folder_of(name: str, source: str, revision: str | None = None) -> Path:
+    """A folder, or that in which the hub's file of this name is kept, with the others."""
+    return Path(source) if Path(source).is_dir() else fetched(source, name, revision).parent
 
 
 def folder_of_adapter(adapter: str) -> Path:
     """The folder of an adapter's files."""
     folder = Path(adapter).expanduser()
-    return folder_with("adapter_config.json", str(folder) if folder.is_dir() else adapter)
+    return folder_of("adapter_config.json", str(folder) if folder.is_dir() else adapter)
 
 
 def instead_of(source: str) -> str:
@@ -153,9 +149,38 @@ def cached(source: str, name: str, revision: str | None = None) -> Path | None:
     """A file of a folder or of a hub's model, from the hub where it is not here yet. None where
     there is none of that name.
     """
+    if Path(source).is_dir():
+        file = Path(source) / name
+        return file if file.is_file() else None
+    from huggingface_hub import hf_hub_download
+    from huggingface_hub.errors import EntryNotFoundError
+
+    path = attempt(lambda: hf_hub_download(source, name, revision=revision))
+    if is_ok(path):
+        return Path(path.unwrap())
+    # it has none, or it is not here and the hub is not asked
+    if isinstance(path.failure(), EntryNotFoundError):
+        return None
+    return _by_transformers(source, name, revision, missing=False)
+
+
+def fetched(source: str, name: str, revision: str | None = None) -> Path:
+    """As `cached`, for a file that must be there. Raises `OSError` where it is not."""
+    path = cached(source, name, revision) or _by_transformers(source, name, revision, missing=True)
+    if path is None:
+        raise FileNotFoundError(f"{source} has no {name}")
+    return path
+
+
+def _by_transformers(source: str, name: str, revision: str | None, *, missing: bool) -> Path | None:
+    """The file as transformers finds it. Raises `OSError` with its words where the hub fails; with
+    `missing` where the hub has no such file, too.
+    """
     from transformers.utils.hub import cached_file
 
-    path = cached_file(source, name, revision=revision, _raise_exceptions_for_missing_entries=False)
+    path = cached_file(
+        source, name, revision=revision, _raise_exceptions_for_missing_entries=missing
+    )
     return None if path is None else Path(path)
 
 

@@ -18,7 +18,7 @@ from pipegen.answer.barred import spellings
 from pipegen.backends.checkpoint.checkpoint_engine import CheckpointEngine
 from pipegen.backends.checkpoint.engine_parity import refused_beyond
 from pipegen.backends.checkpoint.image_processors import grid_only
-from pipegen.backends.checkpoint.load_errors import engine_failed, short
+from pipegen.backends.checkpoint.load_errors import adapter_folders_of, engine_failed, short
 from pipegen.backends.checkpoint.positions import other_factors
 from pipegen.backends.engine_rows import newly_done
 from pipegen.backends.grammar import grammar_of, unsupported_with_form
@@ -100,7 +100,7 @@ class VLLMEngine(CheckpointEngine):
             "max_videos": image_limit(self._checkpoint, "video"),
             "no_videos_because": no_videos,
             "vocab_size": self._checkpoint.vocab_size,
-            "adapters": tuple(filter(None, self._checkpoint.adapter_folders)),
+            "adapters": tuple(filter(None, adapter_folders_of(self._checkpoint.load))),
         }
         return Capabilities(engine=self.name, honours=honours, reason=reason, **limits)
 
