@@ -169,21 +169,22 @@ def beginning(asked: Encoded | ResolvedRequest | ScoreInput) -> tuple[Any, ...]:
     """By what rows are ordered so that those whose prompts begin alike are next to each other: an
     engine's prefix cache then serves most of them.
 
-    It is the prompt's ids, or the texts of the messages, with the images where they stand (of a
+    It is the adapter's name and the prompt's ids, or the texts of the messages, with the images where they stand (of a
     prompt's ids: where the first one stands).
     """
     if isinstance(asked, ScoreInput):
         asked = asked.whole
     if isinstance(asked, Encoded):
-        prompt = asked.prompt
+        prompt, adapter = asked.prompt, asked.options.adapter or ""
         if not prompt.images:
-            return (prompt.token_ids,)
+            return (adapter, prompt.token_ids)
         pairs = zip(prompt.token_ids, prompt.compact_token_ids, strict=False)
         place = next(
             (at for at, (one, other) in enumerate(pairs) if one != other),
             len(prompt.compact_token_ids),
         )
         return (
+            adapter,
             prompt.token_ids[:place],
             tuple(image.digest for image in prompt.images),
             prompt.token_ids[place:],

@@ -272,6 +272,23 @@ class VerifyFlags(InputFlags):
             "--trust-remote-code", help="Run code that comes with the model.", rich_help_panel=MODEL
         ),
     ] = False
+    adapter: Annotated[
+        str | None,
+        typer.Option(
+            "--adapter",
+            help="The LoRA adapter of all rows of a file: folder or hub name.",
+            rich_help_panel=MODEL,
+        ),
+    ] = None
+    adapters: Annotated[
+        str | None,
+        typer.Option(
+            "--adapters",
+            metavar="JSON",
+            help="The LoRA adapters that rows of a file name, as in generate.",
+            rich_help_panel=MODEL,
+        ),
+    ] = None
     precision: Annotated[
         str | None,
         typer.Option(

@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 import typer
 from typer.core import TyperCommand
 
-from pipegen.engines.settings import SETTINGS, fields_of
+from pipegen.engines.settings import BESIDE, SETTINGS, fields_of
 from pipegen.records import strict_json
 from pipegen.records.engine_list import BACKENDS
 from pipegen.records.fields import InvalidField, help_of
@@ -153,6 +153,16 @@ def _setting_flags() -> Mapping[str, inspect.Parameter]:
 OPTION_FLAGS, SETTING_FLAGS = _option_flags(), _setting_flags()
 
 
+def _both(name: str) -> inspect.Parameter:
+    """The flag of a name that is a setting and an option."""
+    setting, option = SETTING_FLAGS[name], OPTION_FLAGS[name]
+    words, others = (get_args(flag.annotation)[1].help for flag in (setting, option))
+    info = get_args(setting.annotation)[1]
+    help_text = f"{words} With {flag_of(BESIDE[name])}: {others}"
+    flag = typer.Option(*info.param_decls, help=help_text, rich_help_panel=info.rich_help_panel)
+    return setting.replace(annotation=Annotated[str | None, flag])
+
+
 _ALL = "pipegen.help_all"
 
 
@@ -211,8 +221,15 @@ def with_flags(command: Callable[..., None]) -> Callable[..., None]:
             group: {name: value for name, value in entries.items() if value not in (None, [], ())}
             for group, entries in values_by_group.items()
         }
+        if len(groups) > 1:
+            for name, other in BESIDE.items():
+                if name in set_values["options"] and other not in set_values["settings"]:
+                    set_values["settings"][name] = set_values["options"].pop(name)
         command(**set_values, flags=kind(**{name: values.pop(name) for name in defaults}), **values)
 
+    flags_by_name = {name: flag for flags in groups.values() for name, flag in flags.items()}
+    if len(groups) > 1:
+        flags_by_name |= {name: _both(name) for name in BESIDE}
     parameters = [
         *fields,
         *(
@@ -221,7 +238,7 @@ def with_flags(command: Callable[..., None]) -> Callable[..., None]:
             if name not in (*groups, "flags")
         ),
         *([_HELP_ALL] if groups else []),
-        *(parameter for flags in groups.values() for parameter in flags.values()),
+        *flags_by_name.values(),
     ]
     # what typer reads
     flagged.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]

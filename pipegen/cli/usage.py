@@ -256,7 +256,7 @@ def open_route(load: Load, *, falls_back: bool = False) -> Route:
         refuse(f"{prefix}{refusal}", load.flag if load.flag == "--config" else "--model")
     except InvalidField as refusal:
         setting = (
-            re.match(r"ModelLoadConfig\.(\w+): ", str(refusal))
+            re.match(r"ModelLoadConfig\.(\w+)(?:\[.*?\])?: ", str(refusal))
             if load.flag == "--backend"
             else None
         )

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, get_args
 from pipegen import backends
 from pipegen.backends.checkpoint.locate import NoSuchModel
 from pipegen.cli.export_command import command_of
+from pipegen.cli.flags import flag_of, setting_values
 from pipegen.cli.inputs import Item
 from pipegen.cli.outputs import say, write_summary
 from pipegen.cli.progress_line import progress
@@ -25,6 +26,7 @@ from pipegen.cli.sources import (
 )
 from pipegen.cli.usage import reading, refuse
 from pipegen.core.errors import CallFailed
+from pipegen.core.functional import without_none
 from pipegen.core.slots import Slot
 from pipegen.engines.settings import ModelLoadConfig
 from pipegen.io.results_in import slots_in
@@ -108,7 +110,13 @@ _SERVER_ALONE = ("dialect", "chat_only", "served_model_name", "timeout", "max_ne
 _FILES = (".jsonl", ".parquet", ".arrow", ".feather", ".csv")
 
 
+_FILE_ALONE = ("adapter", "adapters")
+
+
 def _of_server(flags: VerifyFlags) -> tuple[bool, dict[str, object], str]:
+    for name in _FILE_ALONE:
+        if getattr(flags, name) is not None:
+            refuse("is for files, and URL is a server", flag_of(name))
     settings: dict[str, Any] = {name: getattr(flags, name) for name in _SETTINGS}
     images = images_in_source(flags, flags.source)
     with contextlib.ExitStack() as stack:
@@ -169,6 +177,8 @@ def _of_file(flags: VerifyFlags) -> tuple[bool, dict[str, object], str]:
         "revision": flags.revision,
         "trust_remote_code": flags.trust_remote_code,
     }
+    given = {name: getattr(flags, name) for name in _FILE_ALONE}
+    checkpoint |= setting_values(without_none(given))
     with contextlib.ExitStack() as stack:
         request_name, row_name = Occurrences(), Occurrences()  # equal ids are paired by their order
         requests = (

@@ -28,6 +28,7 @@ from pipegen.config.keys import KEYS, SYSTEM_NAMES, keys_of, legacy_key_hint
 from pipegen.config.secret_sources import expanded, provider_variables
 from pipegen.core.names import CLOSE
 from pipegen.engines.settings import (
+    BESIDE,
     SETTINGS,
     FallbackSettings,
     ModelLoadConfig,
@@ -159,6 +160,11 @@ def backend_from(values: object, place: Place) -> BackendConfig:
     }
     entries = {
         name: value for name, value in values.items() if name not in ("type", "model", *_FALLBACK)
+    }
+    keys = {
+        name: key
+        for name, key in keys.items()
+        if not (entries.get(name) and entries.get(BESIDE.get(name, "")))
     }
     settings = {
         name: _checked(name, value, keys[name].check, place)

@@ -20,7 +20,7 @@ from pipegen.config.chat_file import Agent, ChatUi
 from pipegen.config.generation import not_in_extra_body
 from pipegen.config.keys import KEYS, LEGACY, keys_of
 from pipegen.core.errors import GenerationError
-from pipegen.engines.settings import FallbackSettings
+from pipegen.engines.settings import BESIDE, FallbackSettings
 from pipegen.records.codec import declared, without_null
 from pipegen.records.engine_list import BACKENDS, DIALECTS, TYPES
 from pipegen.records.fields import JsonSchema, checks_of, help_of, schema_of
@@ -201,7 +201,11 @@ def _backend_keys(backend: str) -> JsonSchema:
             }
         }
     if backend != "openai_server":
-        return {**_NAMED, **fields, **_options()}
+        options = _options()
+        for name in BESIDE.keys() & fields.keys():
+            words = f"{fields[name]['description']} With {BESIDE[name]}: "
+            options[name] = {**fields[name], "description": words + options[name]["description"]}
+        return {**_NAMED, **fields, **options}
     options = _options()
     options["tool_choice"] = _described({}, "The server's own field, passed on as it is.")
     options["stop"]["anyOf"].append({"type": "string", "minLength": 1})

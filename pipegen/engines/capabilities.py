@@ -86,6 +86,8 @@ class Capabilities:
     """Videos in one request."""
     vocab_size: Annotated[int | None, integer(low=1)] = None
     """The ids that the model takes are those below it; None where that is not known."""
+    adapters: tuple[str, ...] | None = None
+    """The names that the option `adapter` takes; None where they are not known."""
     fills_context: bool = False
     """Whether a row whose options set no `max_new_tokens` may fill the context length."""
     reason: str = ""

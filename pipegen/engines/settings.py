@@ -45,6 +45,7 @@ from pipegen.records.fields import (
 from pipegen.records.secret import Secret, revealed, secretive
 
 __all__ = [
+    "BESIDE",
     "FALLBACK_WHEN",
     "SETTINGS",
     "Changes",
@@ -73,6 +74,10 @@ _ELSEWHERE = {
     **dict.fromkeys(("load_in_8bit", "load_in_4bit", "quantization_config"), "engine_kwargs"),
 }
 """Other names for a setting: those of other libraries, and that of a flag."""
+BESIDE: Mapping[str, str] = {"adapter": "adapters"}
+"""Names of a setting and of an option: where both may be set, it is the option if that other setting
+is given.
+"""
 _ERRORS = tuple(
     name
     for name in errors.__all__
@@ -112,11 +117,20 @@ def _error(value: object) -> object:
     return name
 
 
+def _adapters(value: object) -> object:
+    if not isinstance(value, Mapping) or not all(
+        isinstance(name, str) and name.strip() for name in value
+    ):
+        raise ValueError("a mapping of names to folders or hub names")
+    return immutabledict({name: path(entry) for name, entry in value.items()})
+
+
 with_schema(_dtype, schema_of(_DTYPE))
 with_schema(_address, {"type": "string", "pattern": r"^\s*[Hh][Tt][Tt][Pp][Ss]?://.|\$\{"})
 with_schema(_key, {"type": "string"})
 with_schema(_headers, {"type": "object", "additionalProperties": {"type": "string"}})
 with_schema(_error, {"enum": list(_ERRORS)})
+with_schema(_adapters, {"type": "object", "additionalProperties": {"type": "string"}})
 
 
 def nearest_setting(name: str, names: Collection[str], alike: float = 0.6) -> str:
@@ -194,6 +208,13 @@ class CheckpointSettings(EngineSettings):
         "Tell models apart by every byte of their files. A job has it from its start, or asks"
         " all requests again.",
     ] = False
+    adapters: Annotated[
+        Mapping[str, PathOrName],
+        _adapters,
+        Changes.MODEL,
+        "LoRA adapters that requests choose by name, with the option `adapter`: folders or hub names."
+        " A server has loaded them under these names.",
+    ] = immutabledict()
 
 
 @record

@@ -38,7 +38,7 @@ _log = logging.getLogger("pipegen")
 _RUNS = 64
 """So many runs with different settings are remembered."""
 _UNSET = "not set"
-_MODEL = "the model"
+_MODEL, _ADAPTER = "the model", "the adapter"
 
 
 class Made(NamedTuple):
@@ -79,6 +79,10 @@ def settings_of(
         if options is None
         else {name: value for name, value in flat_values(options).items() if value is not None}
     )
+    adapters: dict[str, str] = {}
+    for engine in depends:
+        for name, digest in engine.pop("adapters", {}).items():
+            adapters[name] = " ".join(filter(None, (adapters.get(name), digest)))
     codes = attempt(lambda: codes_of(route, engines)).value_or({})  # it looks at foreign objects
     return {
         "engines": [
@@ -90,6 +94,7 @@ def settings_of(
         "plugins": plugins,
         "version": version,
         "options": strict_json.plain(set_options),
+        **({"adapters": adapters} if adapters else {}),
         **({"code": codes} if codes else {}),
     }
 
@@ -287,7 +292,9 @@ def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
             f" {is_rewritten or 'nothing'}: requests without such messages are reused"
         )
     return words + [
-        f"{name} is another" if name.endswith(_MODEL) else f"{name} was {was}, is {new}"
+        f"{name} is another"
+        if name.endswith(_MODEL) or name.startswith(_ADAPTER)
+        else f"{name} was {was}, is {new}"
         for name, was, new in _differences(before, now)
     ]
 
@@ -306,6 +313,10 @@ def _differences(
         for run in (earlier, current)
     ]
     both.append(("", shared[0], shared[1]))
+    digests = [run.get("adapters", {}) for run in (earlier, current)]
+    names = sorted(digests[0].keys() & digests[1].keys())
+    before, now = ({f"{_ADAPTER} {name!r}": of[name] for name in names} for of in digests)
+    both.append(("", before, now))
     if options:
         both.append(("", _resolved(earlier.get("options", {})), _resolved(current["options"])))
     for words, first, second in both:
@@ -385,6 +396,10 @@ def made_before(
 def _words(earlier: Mapping[str, Any], current: Mapping[str, Any], *, options: bool = True) -> str:
     differences = _differences(earlier, current, options=options)
     return ", ".join(
-        "another model" if name.endswith(_MODEL) else f"{name} {was} (now {new})"
+        "another model"
+        if name.endswith(_MODEL)
+        else f"another {name.removeprefix('the ')}"
+        if name.startswith(_ADAPTER)
+        else f"{name} {was} (now {new})"
         for name, was, new in differences
     )

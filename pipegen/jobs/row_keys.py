@@ -3,7 +3,8 @@
 A key is a digest of the prompt (messages and tools, a plain prompt, or ids), the turns after it,
 the continuation to score, and the bytes of its images and videos. It covers the resolved options,
 what the engines say that their answers depend on, the attached plugins, the names of the stages and
-the caller's `version`. A request without turns has the key of the plain pipeline, also under
+the caller's `version`. Of the engines' adapters it covers the one that the request names, by its
+content. A request without turns has the key of the plain pipeline, also under
 `pg.turns(route)`. A key is no position and no id: rows may be inserted, removed and put in another
 order between two runs. Equal requests have an ordinal among each other, since two of them are two
 answers. A key ends with its mark, by which `pipegen.jobs.history` tells with which settings a row
@@ -78,7 +79,9 @@ def mark_of(settings: Mapping[str, Any]) -> str:
     their own.
     """
     options = options_from(settings["options"])
-    return _mark(_shared(settings), SHARED_MARK) + _options(options, _reading(settings))[1]
+    adapter = settings.get("adapters", {}).get(options.adapter, "")
+    mark = _options(options, _reading(settings), adapter)[1]
+    return _mark(_shared(settings), SHARED_MARK) + mark
 
 
 def in_keys(engine: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -89,6 +92,7 @@ def in_keys(engine: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str,
     {'base_url': 'http://127.0.0.1:8000', 'extra_body': {'top_a': 1}}
     """
     model, values = engine.get("model"), dict(engine)
+    values.pop("adapters", None)  # which are part of the keys of the rows that name them
     if isinstance(model, str):
         values["model"] = settings.get("weights", {}).get(model, model)
     if settings.get("keys", 1) < RULE:
@@ -139,8 +143,8 @@ def context_of(
     return [
         {
             name: settings.get(name)
-            for name in (*_SHARED, "options", "turns", "rewrites", "keys")
-            if name in settings or name != "keys"
+            for name in (*_SHARED, "options", "turns", "rewrites", "keys", "adapters")
+            if name in settings or name not in ("keys", "adapters")
         },
         repr(policy or RequestPolicy()),
         reading,
@@ -159,6 +163,7 @@ class Keys:
         self._shared = _shared(settings)  # the options of the run are part of each request's
         self._turns = str(settings.get("turns", "")).encode()
         self._rewrites: Sequence[str] = settings.get("rewrites", ())
+        self._adapters: Mapping[str, str] = settings.get("adapters", {})
         self._mark = _mark(self._shared, SHARED_MARK) if "engines" in settings else None
         self._reading = _reading(settings)
         self._counts = Counts()
@@ -171,6 +176,10 @@ class Keys:
         times = self.count(first)
         return self.later(request, times) if times else first.hex()
 
+    def _adapter_of(self, options: GenerationOptions | None) -> str:
+        """The content of the adapter that options name."""
+        return "" if options is None else self._adapters.get(options.adapter or "", "")
+
     def first(self, request: GenerationRequest) -> bytes:
         """The key of the first of such requests, as 16 bytes."""
         return bytes.fromhex(self.later(request, 0))
@@ -181,7 +190,7 @@ class Keys:
 
     def later(self, request: GenerationRequest, times: int) -> str:
         """The key of a request before which so many equal ones came."""
-        options, mark = _options(request.options, self._reading)
+        options, mark = _options(request.options, self._reading, self._adapter_of(request.options))
         digest = self._blake2b(
             self._shared, digest_size=16 if self._mark is None else 16 - MARK // 2
         )
@@ -238,6 +247,7 @@ def call_key(
 
     digest = blake2b(json.dumps([row, number, engine]).encode(), digest_size=16)
     if isinstance(asked, (Encoded, ResolvedRequest)):
+        # which adapter they name is part of the row's key
         digest.update(_options(asked.options, _reading(settings))[0])
     if isinstance(asked, Encoded):
         digest.update(array("Q", asked.prompt.token_ids).tobytes())
@@ -273,9 +283,11 @@ def content_of(request: GenerationRequest) -> bytes:
 
 
 @functools.lru_cache(maxsize=1024)
-def _options(options: GenerationOptions | None, reading: Reading) -> tuple[bytes, str]:
+def _options(
+    options: GenerationOptions | None, reading: Reading, adapter: str = ""
+) -> tuple[bytes, str]:
     """The options that change the answer, each with its value, and their part of a mark; the
-    requests of a run have few distinct ones.
+    requests of a run have few distinct ones. `adapter` is the content of the one that they name.
     """
     resolved = resolve(options) if options is not None else resolve()
     values, changed = strict_json.plain(flat_values(resolved)), in_effect(resolved)
@@ -285,9 +297,8 @@ def _options(options: GenerationOptions | None, reading: Reading) -> tuple[bytes
     if reading != "as written" and values["json_schema"] is not None:
         values["json_schema"] = json.dumps(_schema(json.loads(values["json_schema"]), reading))
     uses_generation_config = options is not None and bool(options.use_generation_config)
-    data = json.dumps([values, uses_generation_config], ensure_ascii=False).encode(
-        "utf-8", "surrogatepass"
-    )
+    content = [values, uses_generation_config, *([adapter] if adapter else [])]
+    data = json.dumps(content, ensure_ascii=False).encode("utf-8", "surrogatepass")
     return data, _mark(data, MARK - SHARED_MARK)
 
 

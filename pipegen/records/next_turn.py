@@ -116,13 +116,16 @@ def next_turn(
         if any(message.sources for message in messages)
         else TextGenerationRequest
     )
+    kept = _of_prompts(first.options)
+    if result.options.adapter is not None:
+        kept = merge(GenerationOptions(adapter=result.options.adapter), kept)
     fields: dict[str, Any] = {
         "id": first.id,
         "messages": messages,
         "tools": first.tools,
         "options": merge(
             options_from(options) if isinstance(options, Mapping) else options,
-            _of_prompts(first.options),
+            kept,
         ),
         "metadata": first.metadata,
         "continues": continues,

@@ -56,6 +56,15 @@ def _words(value: object) -> object:
 
 
 with_schema(_words, schema_of(tuple_of(non_empty_string)))
+
+
+def _adapter(value: object) -> object:
+    if not isinstance(value, str):
+        raise ValueError("the name of an adapter, or an empty text for none")
+    return value
+
+
+with_schema(_adapter, {"type": "string"})
 _MOST_BIASES = 1024
 """vLLM's engine ends where a request has more."""
 
@@ -323,6 +332,20 @@ class GenerationOptions:
             usual=True,
         ),
     ] = None
+    adapter: Annotated[
+        str | None,
+        _adapter,
+        "Answer with this adapter, by its name among the engine's `adapters`. Empty is none of them,"
+        " whatever the run says.",
+        OptionRow(
+            engines=frozenset({"hf", "vllm", "vllm_server", "sglang_server"}),
+            near="lora_name adapter_name",
+            trial="a",
+            role="adapter",
+            neutral="",
+            later=True,
+        ),
+    ] = None
     samples: Annotated[
         int | None,
         integer(low=1),
@@ -420,6 +443,7 @@ class GenerationOptions:
             frequency_penalty: float | None = None,
             no_repeat_ngram_size: int | None = None,
             seed: int | None = None,
+            adapter: str | None = None,
             samples: int | None = None,
             logprobs: bool | LogprobsOf | None = None,
             top_logprobs: int | None = None,

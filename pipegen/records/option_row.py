@@ -29,6 +29,7 @@ Role = Literal[
     "penalty",  # how likely a token is after what was written
     "repeats",  # which tokens may not come after what was written
     "seed",
+    "adapter",  # which weights are added to the model's
     "samples",
     "report",  # what a result has beside its text
     "fit",  # what becomes of a prompt that is too long

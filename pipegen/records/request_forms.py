@@ -91,6 +91,7 @@ _PREFILL = (
     "; the beginning of an answer is a last message of role assistant, with the option"
     " continue_final_message"
 )
+_ADAPTER = "; the option adapter, in options, names one of the engine's adapters"
 _SAMPLING = "; options go into options, under pipegen's names"
 _SOUND = "; pipegen takes no sound: write it down as text, or leave it out"
 REFUSED: Mapping[str, str] = {
@@ -112,7 +113,7 @@ REFUSED: Mapping[str, str] = {
     **dict.fromkeys(("early_stopping", "length_penalty", "typical_p", "top_a"), _NONE),
     **dict.fromkeys(("mirostat", "penalty_alpha", "force_words_ids", "ebnf"), _NONE),
     **dict.fromkeys(("logits_processors", "guided_grammar", "safety_settings"), _NONE),
-    **dict.fromkeys(("lora_path", "lora_request"), "; an adapter belongs to the model"),
+    **dict.fromkeys(("lora_path", "lora_request"), _ADAPTER),
     "temp": "; did you mean the option 'temperature'? It goes into options",
     **dict.fromkeys(("sampling_params", "sampling_parameters", "generation_config"), _SAMPLING),
     **dict.fromkeys(("generation_kwargs", "generation_params", "gen_kwargs"), _SAMPLING),

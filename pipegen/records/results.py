@@ -507,8 +507,8 @@ class GenerationResult:
 
         With `history="kept"`, its prompt is the ids of this one, the ids of the answer, and what
         the chat template writes between two turns. With "template" the template renders all turns
-        again. The options `chat` and `preprocess` are those of this turn, the others those of the
-        run; `options` wins. With a `continuation`, the request is one for `pg.score`. A result that
+        again. The options `adapter`, `chat` and `preprocess` are those of this turn, the others
+        those of the run; `options` wins. With a `continuation`, the request is one for `pg.score`. A result that
         was read from a file takes its `request` too, as a record or as plain data.
 
         Raises `InvalidField` for other messages, and where the request had none. Raises it too for

@@ -172,7 +172,9 @@ def _continued(request: Slot[GenerationRequest], row: _Row) -> Slot[GenerationRe
 def of_prompt(request: GenerationRequest, options: GenerationOptions | None) -> GenerationRequest:
     """The request as it is scored: of these options, with those of its prompt alone."""
     options = options or GenerationOptions()
-    own = GenerationOptions(chat=options.chat, preprocess=options.preprocess)
+    own = GenerationOptions(
+        adapter=options.adapter, chat=options.chat, preprocess=options.preprocess
+    )
     return dataclasses.replace(request, options=own)
 
 

@@ -30,7 +30,7 @@ from pipegen.report.audit_row import disobedience, ids_of, kind_of, room_in
 from pipegen.report.audit_tokens import RowKind, TokenJudge
 from pipegen.report.respelled import unspelled
 from pipegen.report.together import ScoredRow, wrong_together
-from pipegen.report.verdict import SPREAD, Limits, Precision, distances, limits_of, rms
+from pipegen.report.verdict import SPREAD, Limits, Measured, Precision, distances, limits_of, rms
 
 __all__ = ["Recorded", "RowVerdict", "verify_results"]
 
@@ -48,9 +48,7 @@ ROW_KINDS: Mapping[RowKind, str] = {
     ),
     "not judged": "nothing is known of the row",
 }
-Noise = Callable[
-    [Precision, Sequence[tuple[tuple[int, ...], tuple[int, ...], tuple[float, ...]]]], float | None
-]
+Noise = Callable[[Precision, Sequence[Measured]], float | None]
 
 
 @record
@@ -138,7 +136,10 @@ def verify_results(
         if near or precision == "float32"
         else noise(
             precision,
-            [(row.prompt, row.ids, row.logprobs) for row in scored_rows[:WINDOW]],
+            [
+                (row.prompt, row.ids, row.logprobs, row.options.adapter)
+                for row in scored_rows[:WINDOW]
+            ],
         )
     )
     limits = limits_of(precision, measured)
@@ -273,7 +274,11 @@ class _Audit(NamedTuple):
         for reason, holds in reasons.items():
             if holds:
                 return self._obeying(row.id, "not judged", reason, result)
-        prompt = {"prompt_token_ids": [*result.prompt_token_ids], "continuation": [*ids]}
+        prompt = {
+            "prompt_token_ids": [*result.prompt_token_ids],
+            "continuation": [*ids],
+            "options": {"adapter": result.options.adapter},
+        }
         slots = [request_from(prompt)] if of_prompt else []
         if request is not None:
             slots.append(_rendered(request, result.options, ids, self.reference))

@@ -231,7 +231,13 @@ def likeliest_at(
 ) -> Iterator[tuple[tuple[ScoredRow, int], tuple[tuple[int, float], ...]]]:
     """The likeliest tokens that the reference has in these places, where that is known."""
     places = [(row, index) for row, index in places if not row.images]
-    requests = [{"prompt_token_ids": [*row.prompt, *row.ids[:index]]} for row, index in places]
+    requests = [
+        {
+            "prompt_token_ids": [*row.prompt, *row.ids[:index]],
+            "options": {"adapter": row.options.adapter},
+        }
+        for row, index in places
+    ]
     greedy = {
         "temperature": 0.0,
         "max_new_tokens": 1,

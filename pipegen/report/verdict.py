@@ -27,6 +27,7 @@ __all__ = [
     "Fault",
     "Kind",
     "Limits",
+    "Measured",
     "Parting",
     "Precision",
     "Verdict",
@@ -42,6 +43,10 @@ __all__ = [
 ]
 
 Precision = Literal["float32", "float16", "bfloat16"]
+Measured = tuple[tuple[int, ...], tuple[int, ...], tuple[float, ...], str | None]
+"""What is scored in another precision: the ids of a prompt, those after it with their log
+probabilities, and the adapter.
+"""
 Kind = Literal[
     "template",
     "context",

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -45,6 +46,7 @@ from pipegen.report.verdict import (
     Answer,
     Fault,
     Kind,
+    Measured,
     Precision,
     Verdict,
     Way,
@@ -343,7 +345,7 @@ class _Server(Server, Trials):
         if precision not in self.measured:
             self.report(f"measuring {precision}")
             rows = [
-                (answer.expected, answer.token_ids, answer.logprobs)
+                (answer.expected, answer.token_ids, answer.logprobs, None)
                 for answer in self.answers
                 if not answer.images and not answer.other_prompt
             ]
@@ -353,8 +355,17 @@ class _Server(Server, Trials):
         return self.measured[precision]
 
 
-def _rescored(route: Route, pairs: Sequence[IdsAfter]) -> list[Rescored | None]:
-    requests = [{"prompt_token_ids": [*prompt], "continuation": [*ids]} for prompt, ids in pairs]
+def _rescored(
+    route: Route, pairs: Sequence[IdsAfter], adapters: Iterable[str | None] = itertools.repeat(None)
+) -> list[Rescored | None]:
+    requests = [
+        {
+            "prompt_token_ids": [*prompt],
+            "continuation": [*ids],
+            "options": {"adapter": adapter},
+        }
+        for (prompt, ids), adapter in zip(pairs, adapters, strict=False)
+    ]
     return [
         (slot.unwrap().token_logprobs, slot.unwrap().likeliest) if is_ok(slot) else None
         for slot in score(route, requests)
@@ -363,7 +374,7 @@ def _rescored(route: Route, pairs: Sequence[IdsAfter]) -> list[Rescored | None]:
 
 def noise_of(
     precision: Precision,
-    rows: Sequence[tuple[tuple[int, ...], tuple[int, ...], tuple[float, ...]]],
+    rows: Sequence[Measured],
     model: str,
     **settings: Any,
 ) -> float | None:
@@ -372,12 +383,12 @@ def noise_of(
     """
     try:
         with backends.hf(model, dtype=precision, **settings) as route:
-            scored = _rescored(route, [(prompt, ids) for prompt, ids, _ in rows])
+            scored = _rescored(route, [row[:2] for row in rows], [row[3] for row in rows])
     except CallFailed:
         return None
     far = [
         distance
-        for (_, _, logprobs), again in zip(rows, scored, strict=True)
+        for (_, _, logprobs, _), again in zip(rows, scored, strict=True)
         if again is not None
         for distance in distances(again[0], logprobs)
     ]

@@ -40,7 +40,7 @@ from pipegen.ending.length import check_length
 from pipegen.engines.model import TokenModel, reader_of
 from pipegen.engines.protocol import Engine, TokenEngine, scores_tokens, takes_tokens
 from pipegen.records.engine_list import shown
-from pipegen.records.option_table import OPTIONS
+from pipegen.records.option_table import names_in
 from pipegen.records.options import GenerationOptions, flat_values, resolve
 from pipegen.records.requests import GenerationRequest, ScoringRequest
 from pipegen.records.results import Encoded, Prompt, ResolvedRequest
@@ -58,12 +58,7 @@ BOS (its end token where it has none), or that id.
 """
 
 _NEUTRAL = flat_values(resolve(GenerationOptions()))
-_OF_PROMPTS = frozenset(
-    {
-        "max_prompt_tokens",
-        *(name for name, entry in OPTIONS.items() if entry.group in ("chat", "preprocess")),
-    }
-)
+_OF_PROMPTS = frozenset({"max_prompt_tokens", *names_in("adapter", "chat", "preprocess")})
 """The options that have a meaning without an answer."""
 
 

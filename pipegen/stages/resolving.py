@@ -28,8 +28,8 @@ from pipegen.engines.plugin import Plugin
 from pipegen.engines.protocol import Engine, takes_tokens
 from pipegen.media.source import bad_source
 from pipegen.records.engine_list import shown
-from pipegen.records.fields import InvalidField
-from pipegen.records.frozen import NOTHING
+from pipegen.records.fields import InvalidField, nearest
+from pipegen.records.frozen import NOTHING, printed
 from pipegen.records.messages import VideoSource, numbered
 from pipegen.records.option_table import OPTIONS
 from pipegen.records.options import (
@@ -281,9 +281,14 @@ def _supported(options: GenerationOptions, capabilities: Capabilities) -> Slot[N
     """Whether the engine honours what these options ask of it: those that differ from the neutral
     default.
     """
+    adapter, known = options.adapter or "", capabilities.adapters
+    if adapter and known is not None and adapter not in known:
+        return Failure(_no_adapter(adapter, known, shown(capabilities.engine)))
     values = flat_values(options)
     names = [
-        name for name, value in values.items() if value is not None and value != _NEUTRAL[name]
+        name
+        for name, value in values.items()
+        if value is not None and value != _NEUTRAL[name] and (name != "adapter" or adapter)
     ]
     absent = missing((name for name in names if not OPTIONS[name].row.anywhere), capabilities)
     if not absent:
@@ -308,3 +313,16 @@ def _supported(options: GenerationOptions, capabilities: Capabilities) -> Slot[N
         hint += "; or put the field into extra_body, where it means what the server makes of it"
     message = f"{shown(engine)} does not honour {name}={values[name]!r:.80}"
     return Failure(UnsupportedOption(message, option=name, hint=hint))
+
+
+def _no_adapter(name: str, known: Sequence[str], engine: str) -> UnsupportedOption:
+    has = f"its adapters are {', '.join(map(repr, known))}"[:500] if known else "it was given none"
+    return UnsupportedOption(
+        f"{engine} has no adapter {printed(name)}: {has}{nearest(name, known)}",
+        option="adapter",
+        hint=(
+            "name one of them, or give it to the engine: adapters={NAME: FOLDER}"
+            if known
+            else "give it to the engine: adapters={NAME: FOLDER}, or leave the option out"
+        ),
+    )

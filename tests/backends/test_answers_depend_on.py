@@ -8,7 +8,7 @@ import dataclasses
 import importlib
 import json
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -124,19 +124,24 @@ def checkpoint(folder: Path, weights: bytes | None) -> Path:
 
 
 def key(
-    backend: str, model: Path | str, server: FaultyServer | None = None, **settings: Any
+    backend: str,
+    model: Path | str,
+    server: FaultyServer | None = None,
+    options: Mapping[str, Any] | None = None,
+    **settings: Any,
 ) -> str:
     """The key of a row that is asked for on an engine with these settings."""
     if server is not None and backend not in HERE:
         settings = {"base_url": server.url, "served_model_name": "toy", **settings}
-    return key_of(getattr(pg.backends, backend)(model, **settings))
+    return key_of(getattr(pg.backends, backend)(model, **settings), options)
 
 
-def key_of(route: pg.Pipe[Any, Any]) -> str:
+def key_of(route: pg.Pipe[Any, Any], options: Mapping[str, Any] | None = None) -> str:
     with route:
         settings = settings_of(route, None, "")
         json.dumps(settings)
-        return Keys(settings).of(pg.TextGenerationRequest(prompt="Hi"))
+        chosen = None if options is None else pg.GenerationOptions(**options)
+        return Keys(settings).of(pg.TextGenerationRequest(prompt="Hi", options=chosen))
 
 
 @pytest.mark.parametrize("kind", [*SETTINGS.values(), FallbackSettings, ModelLoadConfig])
@@ -189,6 +194,21 @@ def test_the_model_counts_by_its_content(
         keys = [key(backend, model, adapter=tmp_path / folder) for folder in ("one", "copy", "two")]
         assert len({*keys, key(backend, model)}) == 3
         assert keys[0] == keys[1]
+    elif name == "adapters":
+        for folder, weights in (("one", b"a"), ("copy", b"a"), ("two", b"b")):
+            (tmp_path / folder).mkdir()
+            (tmp_path / folder / "adapter_config.json").write_text("{}")
+            (tmp_path / folder / "adapter_model.safetensors").write_bytes(weights)
+
+        def keyed(folder: str, chosen: str | None) -> str:
+            adapters = {"a": tmp_path / folder, "b": tmp_path / "one"}
+            return key(backend, model, server, options={"adapter": chosen}, adapters=adapters)
+
+        # the one that a request names, by its content
+        keys = [keyed(folder, "a") for folder in ("one", "copy", "two")]
+        assert keys[0] == keys[1] != keys[2]
+        assert keyed("one", "b") == keyed("two", "b") != keys[0]
+        assert keyed("one", None) == keyed("two", "") == key(backend, model, server)
     elif name == "check_weights":
         keys = [key(backend, model, server, check_weights=checks) for checks in (True, False)]
         assert keys[0] != keys[1]

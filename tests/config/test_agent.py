@@ -12,7 +12,7 @@ import pytest
 import pipegen as pg
 from pipegen.config import Agent, chat_from
 from pipegen.config.keys import KEYS
-from pipegen.engines.settings import EngineSettings
+from pipegen.engines.settings import BESIDE, EngineSettings
 from pipegen.records.fields import checks_of, help_of
 from pipegen.records.option_table import OPTIONS, SERVER_NAMES
 from pipegen.records.options import flat_values
@@ -125,8 +125,9 @@ def test_the_options_of_a_stream_are_the_same(opened: Opened) -> None:
 @pytest.mark.parametrize("name", [*OPTIONS, *SERVER_NAMES])
 def test_every_option_of_a_file_takes_effect(name: str, opened: Opened) -> None:
     entry = OPTIONS[SERVER_NAMES.get(name, name)]
+    beside = {BESIDE[name]: {entry.row.trial: "org/name"}} if name in BESIDE else {}
     taken = flat_values(
-        asked(agent({name: entry.row.trial}).open()).options or pg.GenerationOptions()
+        asked(agent({name: entry.row.trial, **beside}).open()).options or pg.GenerationOptions()
     )
     assert taken[SERVER_NAMES.get(name, name)] not in (None, entry.row.default)
 

@@ -102,3 +102,35 @@ def test_an_adapter_that_matches_in_part_is_refused_before_vllm_starts(
         assert not fast.engine.loaded
     assert isinstance(error, pg.BackendFailed)
     assert "matches the model in part" in error.message
+
+
+def test_each_request_has_its_own_adapter_on_both_engines(
+    vllm_of: Callable[..., Any], model_of: Callable[..., str], tmp_path: Path
+) -> None:
+    model = model_of("qwen3")
+    adapters = {
+        name: str(write_adapter(tmp_path / name, model, rank))
+        for name, rank in (("a", 8), ("b", 12), ("c", 4))
+    }
+    requests: Any = [
+        {
+            "messages": [{"role": "user", "content": text}],
+            "options": {"max_new_tokens": 12, "ignore_eos": True, "adapter": name},
+        }
+        for text in PROMPTS
+        for name in ("a", "", "b", "c")
+    ]
+    with pg.backends.hf(model, dtype="float32", adapters=adapters) as route:
+        wanted = [slot.unwrap().token_ids for slot in pg.run(route, requests)]
+    with vllm_of("qwen3", adapters=adapters) as fast:
+        assert [slot.unwrap().token_ids for slot in pg.run(fast, requests)] == wanted
+        # once more, behind what the prefix cache has of each adapter
+        assert [slot.unwrap().token_ids for slot in pg.run(fast, requests)] == wanted
+        continued: Any = [{"prompt": "Yes", "continuation": ", no", "options": {"adapter": "a"}}]
+        unscored = pg.score(fast, continued)[0].failure()
+        error = pg.run(fast, [chat("Hi", greedy(adapter="d"))])[0].failure()
+    assert isinstance(error, pg.UnsupportedOption)
+    assert "has no adapter 'd': its adapters are 'a', 'b', 'c'" in error.message
+    assert "no log probabilities of given tokens" in unscored.message
+    texts = [tuple(wanted[place::4]) for place in range(4)]
+    assert len({*texts}) == 4

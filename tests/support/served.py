@@ -14,7 +14,7 @@ from pipegen.backends.checkpoint.positions import Positions
 from pipegen.core.errors import BadImage
 from pipegen.core.slots import Slot
 from pipegen.drivers.route import route
-from pipegen.engines.settings import ServerSettings
+from pipegen.engines.settings import ModelLoadConfig, ServerSettings
 from pipegen.records.messages import ImageSource
 from pipegen.records.options import VlmPreprocessOptions
 from pipegen.records.results import PreparedImage, Prompt
@@ -31,6 +31,7 @@ class _ToyModel:
 
     def __init__(self, *, sees: bool = True) -> None:
         self.identity, self.has_weights = "toy", True
+        self.load = ModelLoadConfig(model="toy")
         self.tokenizer, self.renderer = ToyTokenizer(), ToyRenderer()
         self.vocab_size: int | None = self.tokenizer.vocab_size
         self.eos_token_ids: tuple[int, ...] = (self.tokenizer.special_tokens["<|im_end|>"],)

@@ -21,6 +21,7 @@ from pipegen.backends.checkpoint import image_processors as processors
 from pipegen.backends.checkpoint.file_digests import earlier_identity_of, identity_of
 from pipegen.backends.checkpoint.kept_facts import KeptFacts
 from pipegen.backends.checkpoint.load_errors import (
+    adapter_folders_of,
     broken_in,
     dtype_of,
     loading,
@@ -31,7 +32,7 @@ from pipegen.backends.checkpoint.load_errors import (
 from pipegen.backends.checkpoint.locate import (
     EMBEDDED,
     cached_json,
-    fetched,
+    folder_of,
     has_weights,
     instead_of,
     locate,
@@ -102,14 +103,9 @@ class Checkpoint:
     @cached_property
     def _folders(self) -> tuple[Path, ...]:
         """Where the checkpoint's files are, and its adapter's."""
-        here = {self.source: "config.json"}
-        here |= {} if self.load.adapter is None else {str(self.load.adapter): "adapter_config.json"}
-        if all(Path(folder).is_dir() for folder in here):
-            return tuple(map(Path, here))
-        revisions = {self.source: self.load.revision}
+        adapters = adapter_folders_of(self.load).values() if self.load.adapter is not None else ()
         with loading(self.load, "the files", self.source, hint=instead_of(self.source)):
-            files = (fetched(where, name, revisions.get(where)) for where, name in here.items())
-            return tuple(file.parent for file in files)
+            return (folder_of("config.json", self.source, self.load.revision), *adapters)
 
     @property
     def identity(self) -> str:

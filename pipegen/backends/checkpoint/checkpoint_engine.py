@@ -14,6 +14,7 @@ from immutabledict import immutabledict
 
 from pipegen.backends.checkpoint.chat_jinja import rendering
 from pipegen.backends.checkpoint.checkpoint import Checkpoint
+from pipegen.backends.checkpoint.load_errors import adapter_digests_of
 from pipegen.core.backend import Session
 from pipegen.core.errors import CallFailed
 from pipegen.core.slots import Slot
@@ -48,6 +49,13 @@ class HasModelMetadata:
         if self._checkpoint.load.check_weights:
             return {}
         return {self._checkpoint.identity: self._checkpoint.earlier_identity}
+
+    def _depends_on(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """See `answers_depend_on`; `values` are the settings that change answers."""
+        checkpoint = self._checkpoint
+        load = checkpoint.load
+        adapters = {"adapters": adapter_digests_of(load)} if load.adapters else {}
+        return {"model": checkpoint.identity, **checkpoint.resolved(values), **adapters}
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -127,7 +135,7 @@ class CheckpointEngine(HasModelMetadata, ABC):
         differ by rounding.
         """
         values = that_change_answers(settings_of(self._checkpoint.load)) | {"dtype": self.dtype}
-        return {"model": self.identity, **self._checkpoint.resolved(values)}
+        return self._depends_on(values)
 
     def prepare_image(
         self, source: ImageSource, options: VlmPreprocessOptions, index: int

@@ -22,7 +22,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
-from pipegen.backends.checkpoint.locate import cached
+from pipegen.backends.checkpoint.file_digests import identity_of
+from pipegen.backends.checkpoint.locate import adapters_of, cached, folder_of_adapter
 from pipegen.core.errors import BackendFailed, CallFailed
 from pipegen.engines.extras import MissingExtra
 from pipegen.engines.settings import ModelLoadConfig
@@ -31,6 +32,8 @@ from pipegen.records.frozen import printed
 
 __all__ = [
     "Broken",
+    "adapter_digests_of",
+    "adapter_folders_of",
     "broken_file",
     "broken_in",
     "dtype_of",
@@ -51,6 +54,9 @@ _log = logging.getLogger("pipegen")
 _HINT = (
     "see that the model's name and settings are right and its files are whole; the log has the"
     " whole error under the incident"
+)
+_INSTEAD_OF_ADAPTER = (
+    "give the folder of an adapter (adapter_config.json, *.safetensors) or a hub name"
 )
 _POINTER = b"version https://git-lfs"
 
@@ -108,6 +114,26 @@ def loading(
         raise failure from (None if _is_unreached(raised) else raised)
 
 
+def adapter_folders_of(load: ModelLoadConfig) -> dict[str, Path]:
+    """Where the files of each adapter are, by its name; that of all requests has the empty name.
+    Raises `CallFailed`, which says which adapter cannot be read.
+    """
+    named = load.adapters if load.adapter is None else {"": load.adapter}
+    folders = {}
+    for name, adapter in named.items():
+        source = str(adapter)
+        with loading(load, f"the adapter {source!r}", source, hint=_INSTEAD_OF_ADAPTER):
+            folders[name] = folder_of_adapter(source)
+    return folders
+
+
+def adapter_digests_of(load: ModelLoadConfig) -> dict[str, str]:
+    """A digest of the files of each adapter, by its name. Raises as `adapter_folders_of`."""
+    folders, whole = adapter_folders_of(load), load.check_weights
+    with loading(load, "the adapters"):
+        return {name: identity_of(folder, whole=whole) for name, folder in folders.items()}
+
+
 def load_failed(
     load: ModelLoadConfig, what: str, raised: Exception, source: str = "", *, hint: str = ""
 ) -> CallFailed:
@@ -119,15 +145,19 @@ def load_failed(
     """
     if _is_unreached(raised):
         why = "is not asked (HF_HUB_OFFLINE)" if _is_offline() else "cannot be reached"
+        kind = "adapter" if source in adapters_of(load).values() else "model"
         message = (
-            f"{load.backend} {what} {load.model!r}: the model is not on this machine, and the hub"
+            f"{load.backend} {what} {load.model!r}: the {kind} is not on this machine, and the hub"
             f" {why}"
         )
         advice = f"fetch it where there is a network (hf download NAME); {hint}".removesuffix("; ")
         return CallFailed(engine_failed(load.backend, message, hint=advice))
     folders = [
         folder
-        for folder in (_folder_of(source, load.revision), _folder_of(str(load.adapter or ""), None))
+        for folder in (
+            _folder_of(source, load.revision),
+            *(_folder_of(adapter, None) for adapter in adapters_of(load).values()),
+        )
         if folder is not None
     ]
     broken = broken_file(

@@ -11,6 +11,7 @@ from pipegen.backends.checkpoint.file_digests import WEIGHTS
 from pipegen.core.foreign_calls import attempt
 from pipegen.core.names import CLOSE, nearest
 from pipegen.core.slots import is_ok
+from pipegen.engines.settings import ModelLoadConfig
 from pipegen.records.fields import InvalidField
 from pipegen.records.frozen import printed
 
@@ -19,8 +20,10 @@ __all__ = [
     "NoSuchModel",
     "cached",
     "cached_json",
-    "check_adapter_folder",
-    "fetched",
+    "adapters_of",
+    "check_adapters",
+    "folder_of",
+    "folder_of_adapter",
     "has_weights",
     "instead_of",
     "locate",
@@ -84,8 +87,28 @@ def locate(model: str) -> str:
     return model
 
 
-def check_adapter_folder(adapter: str) -> None:
-    """Raise `InvalidField` where an adapter is named by a path, and there is no adapter."""
+def adapters_of(load: ModelLoadConfig) -> dict[str, str]:
+    """The adapters of a configuration, each by the setting that names it."""
+    adapters = {} if load.adapter is None else {"adapter": str(load.adapter)}
+    return adapters | {
+        f"adapters[{name!r}]": str(adapter) for name, adapter in load.adapters.items()
+    }
+
+
+def check_adapters(load: ModelLoadConfig) -> None:
+    """Raise `InvalidField` where an adapter is named by a path, and there is no adapter; and where
+    one is for all requests and others are for some.
+    """
+    if load.adapter is not None and load.adapters:
+        raise InvalidField(
+            "ModelLoadConfig takes adapter, which all requests have, or adapters, of which requests"
+            " choose by the option adapter: not both"
+        )
+    for field, adapter in adapters_of(load).items():
+        _check_folder(field, adapter)
+
+
+def _check_folder(field: str, adapter: str) -> None:
     folder = Path(adapter).expanduser()
     is_path = (
         folder.is_absolute()
@@ -97,8 +120,19 @@ def check_adapter_folder(adapter: str) -> None:
     if is_path and not (folder / "adapter_config.json").is_file():
         reason = "it has no adapter_config.json" if folder.is_dir() else "there is no such folder"
         raise InvalidField(
-            f"ModelLoadConfig.adapter: {os.fspath(folder)!r} is no adapter: {reason}"
+            f"ModelLoadConfig.{field}: {os.fspath(folder)!r} is no adapter: {reason}"
         )
+
+
+def folder_of(name: str, source: str, revision: str | None = None) -> Path:
+    """A folder, or that in which the hub's file of this name is kept, with the others."""
+    return Path(source) if Path(source).is_dir() else fetched(source, name, revision).parent
+
+
+def folder_of_adapter(adapter: str) -> Path:
+    """The folder of an adapter's files."""
+    folder = Path(adapter).expanduser()
+    return folder_of("adapter_config.json", str(folder) if folder.is_dir() else adapter)
 
 
 def instead_of(source: str) -> str:

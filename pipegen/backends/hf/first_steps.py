@@ -35,6 +35,7 @@ from pipegen.backends.hf.hf_rows import HFRow
 from pipegen.backends.hf.load import is_out_of_memory
 from pipegen.backends.hf.pixels import Pixels
 from pipegen.backends.hf.prefixes import Prefixes
+from pipegen.backends.hf.row_adapters import use_adapters
 from pipegen.backends.hf.scheduler import ModelTraits, Schedule
 from pipegen.engines.plugin import Plugin, RowContext
 from pipegen.records.options import GenerationOptions, StopOptions, resolve
@@ -323,6 +324,7 @@ def _plain(model: Any, row: Sequence[int]) -> torch.Tensor:
     Raises `CannotCheck` where it takes no row of text, or gives no numbers.
     """
     takes = inspect.signature(type(model).forward).parameters
+    use_adapters(model, [""])
     ids = torch.tensor([row], device=model.device)
     more = {"attention_mask": torch.ones_like(ids)} if "attention_mask" in takes else {}
     try:

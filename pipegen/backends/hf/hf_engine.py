@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from pipegen.backends.checkpoint.checkpoint import Checkpoint
 from pipegen.backends.checkpoint.checkpoint_engine import CheckpointEngine
+from pipegen.backends.checkpoint.load_errors import adapter_folders_of
 from pipegen.backends.hf.hf_settings import check_settings
 from pipegen.backends.step_loop import Mailbox
 from pipegen.core.slots import Slot
@@ -93,6 +94,7 @@ class HFEngine(CheckpointEngine):
         limits: dict[str, Any] = {
             "context_length": checkpoint.context_length,
             "vocab_size": checkpoint.vocab_size,
+            "adapters": tuple(filter(None, adapter_folders_of(checkpoint.load))),
         }
         return Capabilities(
             engine=self.name,

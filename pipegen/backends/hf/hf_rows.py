@@ -59,6 +59,7 @@ class HFRow(RowState):
         self.barred = spellings(options.bad_words, tokenizer) if options.bad_words else ()
         self.prompt_ids = encoded.prompt.token_ids
         self.images = images_of(encoded)
+        self.adapter = options.adapter or ""
         self.event: TokensMade | None = None
         """What tells of the newest tokens; None where nobody wants to know."""
         self.mailbox: Any = None
@@ -121,7 +122,7 @@ class HFRow(RowState):
         """What the row's next token depends on, besides sampling: rows of one source are read
         once.
         """
-        return self.sequence, self.images
+        return self.sequence, self.images, self.adapter
 
     def process(self, scores: torch.Tensor) -> torch.Tensor:
         """The scores (1, vocabulary) after the plugins' logits processors, which see this row's ids

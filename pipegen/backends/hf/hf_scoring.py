@@ -42,6 +42,7 @@ from pipegen.backends.hf.hf_rows import group_size, pass_tokens
 from pipegen.backends.hf.load import Weights, pass_failed
 from pipegen.backends.hf.pixels import Pixels
 from pipegen.backends.hf.prefixes import Prefixes
+from pipegen.backends.hf.row_adapters import adapters_together, use_adapters
 from pipegen.backends.hf.running_batch import RunningBatch, batch_inputs
 from pipegen.backends.hf.scheduler import ModelTraits
 from pipegen.backends.hf.scored_rows import (
@@ -99,6 +100,16 @@ class Scoring:
         """The rows' scores as they are done, each with the row's position. Raises `CallFailed`
         where the device fails.
         """
+        together, groups = adapters_together(self._model), dict[str, list[tuple[int, ScoreInput]]]()
+        for position, row in rows:
+            adapter = "" if together else row.encoded.options.adapter or ""
+            groups.setdefault(adapter, []).append((position, row))
+        for group in groups.values():
+            yield from self._run(group)
+
+    def _run(
+        self, rows: Sequence[tuple[int, ScoreInput]]
+    ) -> Iterator[tuple[int, Slot[TokenScores]]]:
         contexts: dict[Any, Context] = {}
         alone: list[Tail] = []
         longest = self._checkpoint.positions.long_after
@@ -110,7 +121,7 @@ class Scoring:
             # there is nothing to be read once
             alone_in_pass = position if context.length == 1 else None
             contexts.setdefault(
-                (alone_in_pass, context.sequence, context.images), context
+                (alone_in_pass, context.sequence, context.images, context.adapter), context
             ).tails.append(tail)
         shares = not (self._prefixes.off or self._traits.scored_alone)
         groups = common_prefixes(contexts.values()) if shares else [(0, [*contexts.values()])]
@@ -193,6 +204,7 @@ class Scoring:
         ]
         with self._weights.lock, torch.no_grad():
             ids = torch.tensor(rows, device=self._model.device)
+            use_adapters(self._model, (tail.adapter for tail in tails))
             more = (
                 {"logits_to_keep": torch.tensor(columns, device=ids.device)} if self._keeps else {}
             )
@@ -340,7 +352,7 @@ class Scoring:
         while tails:
             columns = max(1, LOGITS // (4 * self._vocabulary * len(tails)))
             pieces = [tail.ids[done : min(done + columns, len(tail.ids) - 1)] for tail in tails]
-            logits = self._extend(cached, pieces)
+            logits = self._extend(cached, pieces, tails)
             for index, (tail, piece) in enumerate(zip(tails, pieces, strict=True)):
                 note(logits[index, : len(piece)], [(tail, done + 1)])
             del logits
@@ -351,12 +363,15 @@ class Scoring:
                 if going:
                     cached = cached.copies(going)
 
-    def _extend(self, cached: CachedRows, tokens: Sequence[tuple[int, ...]]) -> torch.Tensor:
+    def _extend(
+        self, cached: CachedRows, tokens: Sequence[tuple[int, ...]], tails: Sequence[Tail]
+    ) -> torch.Tensor:
         """One pass over new tokens of every row, padded on the right: the logits of all new
         columns.
         """
         with self._weights.lock, torch.no_grad():
             inputs = cached.append(tokens, self._checkpoint.pad_token_id)
+            use_adapters(self._model, (tail.adapter for tail in tails))
             if self._keeps:
                 inputs["logits_to_keep"] = 0
             logits: torch.Tensor = self._model(
@@ -384,6 +399,7 @@ class Scoring:
             columns = range(before - 1 + first, before - 1 + min(first + size, len(ids)))
             with self._weights.lock, torch.no_grad():
                 inputs = batch_inputs([row], self._model, self._checkpoint, self._pixels)
+                use_adapters(self._model, [tail.adapter])
                 logits = self._model.generate(
                     **inputs,
                     generation_config=settings,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pipegen.backends.checkpoint.locate import check_adapter_folder
+from pipegen.backends.checkpoint.locate import adapters_of, check_adapters
 from pipegen.engines.extras import need
 from pipegen.engines.settings import ModelLoadConfig
 from pipegen.records.fields import InvalidField
@@ -43,9 +43,14 @@ def check_settings(load: ModelLoadConfig) -> None:
         need("accelerate", "hf", "device_map")
         if load.device_map not in _SPREAD:
             _check_device("device_map", load.device_map)
-    if load.adapter is not None:
+    if adapters_of(load):
         need("peft", "peft", "a LoRA adapter")
-        check_adapter_folder(str(load.adapter))
+        check_adapters(load)
+    if load.adapters and load.compile:
+        raise InvalidField(
+            "ModelLoadConfig.compile is for a model whose rows all have the same weights: leave it or"
+            " adapters out"
+        )
 
 
 def _check_device(field: str, name: str) -> None:

@@ -6,6 +6,7 @@ import contextlib
 import inspect
 import threading
 import traceback
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
@@ -24,9 +25,11 @@ from pipegen.backends.checkpoint.checkpoint import Checkpoint
 from pipegen.backends.checkpoint.checkpoint_engine import release
 from pipegen.backends.checkpoint.in_memory import CheckpointInMemory
 from pipegen.backends.checkpoint.load_errors import engine_failed, short
+from pipegen.backends.checkpoint.locate import adapters_of
 from pipegen.backends.hf.attention import fitting_attention, use_grouped
 from pipegen.backends.hf.cache_argument import UnknownCache
 from pipegen.backends.hf.compiled import Compiled, check_compilable
+from pipegen.backends.hf.row_adapters import inner_name, join_adapters
 from pipegen.backends.hf.video_positions import correct_positions
 from pipegen.core.errors import BackendFailed, CallFailed
 from pipegen.engines.settings import ModelLoadConfig
@@ -135,10 +138,13 @@ def _read_model(checkpoint: Checkpoint) -> Any:
                 f"{load.model!r}: {len(report['missing_keys'])} of the model's weights are missing,"
                 f" such as {some}: it is not a whole generative checkpoint"
             )
-        if load.adapter is not None:
-            _load_adapter(model, str(load.adapter))
+        for place, adapter in enumerate(adapters_of(load).values(), 1):
+            _load_adapter(model, adapter, inner_name(place))
         if load.device_map is None:
             model.to(pick_device(load.device))
+        if load.adapters:
+            with torch.no_grad():
+                join_adapters(model.eval(), [*load.adapters], checkpoint.pad_token_id)
         if load.attn_implementation is None:
             use_grouped(model)
     # pipegen resolves every option itself: nothing of the checkpoint's may slip in
@@ -146,14 +152,16 @@ def _read_model(checkpoint: Checkpoint) -> Any:
     return model
 
 
-def _load_adapter(model: Any, adapter: str) -> None:
-    """Load an adapter, all of it. Raises `BadAdapter` where peft takes none of it, or would take it
-    in part and say nothing.
+def _load_adapter(model: Any, adapter: str, name: str) -> None:
+    """Load an adapter, all of it, under a name of its own. Raises `BadAdapter` where peft takes
+    none of it, or would take it in part and say nothing.
     """
     config = adapter_config(adapter)
     check_shapes(adapter, config, weight_shapes(adapter), model)
     try:
-        report = model.load_adapter(adapter, adapter_state_dict=tensors_of(adapter, config))
+        report = model.load_adapter(
+            adapter, adapter_name=name, adapter_state_dict=tensors_of(adapter, config)
+        )
     except (OSError, ValueError, RuntimeError) as error:
         # as peft and transformers say that it is none, is not there, or has other sizes
         if isinstance(error, RuntimeError) and is_out_of_memory(error):
@@ -162,13 +170,15 @@ def _load_adapter(model: Any, adapter: str) -> None:
         raise BadAdapter(
             f"the adapter {adapter!r} ({form}) cannot be loaded: {error}"[:600]
         ) from error
-    places = sum("lora_" in name for name, _ in model.named_parameters())
-    refuse_parts(
-        adapter,
-        report.unexpected_keys,
-        report.missing_keys,
-        matched=len(report.missing_keys) < places,
-    )
+    # those of the adapters before it are reported as missing, too, and tied ones
+    own = {
+        path: weight
+        for path, weight in model.named_parameters(remove_duplicate=False)
+        if name in path.split(".")
+    }
+    loaded = {id(weight) for path, weight in own.items() if path not in report.missing_keys}
+    missing = [path for path, weight in own.items() if id(weight) not in loaded]
+    refuse_parts(adapter, report.unexpected_keys, missing, matched=bool(loaded))
 
 
 @contextlib.contextmanager
@@ -179,7 +189,9 @@ def _quietly() -> Iterator[None]:
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     try:
-        yield
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "Already found a `peft_config`")
+            yield
     finally:
         logging.set_verbosity(verbosity)
         if bars:

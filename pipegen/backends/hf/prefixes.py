@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from itertools import islice
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -29,6 +29,7 @@ from pipegen.backends.hf import attention, cache as caches
 from pipegen.backends.hf.hf_rows import HFRow
 from pipegen.backends.hf.pixels import Pixels
 from pipegen.backends.hf.prefix_tree import Marked, PrefixTree, common
+from pipegen.backends.hf.row_adapters import use_adapters
 from pipegen.backends.hf.running_batch import (
     Prefilled,
     RunningBatch,
@@ -74,6 +75,7 @@ class _PrefixRow(NamedTuple):
     sequence: tuple[int, ...]
     encoded: Any
     left: int
+    adapter: str
 
     @property
     def length(self) -> int:
@@ -314,6 +316,7 @@ class Prefixes:
         images_there = any(mark.runs for mark in marked)
         chains = self._chains(model, rows, marked, starts if images_there else present)
         starts = [max(start, length_of(chain)) for start, chain in zip(starts, chains, strict=True)]
+        use_adapters(model, (row.adapter for row in rows))
         if self._empty is None or not any(starts):
             result = prefill(model, rows, self._checkpoint, self._pixels, fixed=fixed)
         else:
@@ -387,7 +390,7 @@ class Prefixes:
                 continue
             images = any(first < length for first, _ in marked.runs)
             encoded = row.encoded if images else _TEXT
-            part = _PrefixRow(row.sequence[:length], encoded, row.left)
+            part = _PrefixRow(row.sequence[:length], encoded, row.left, row.adapter)
             result = self.prefill(model, [part], (), count)
             if result is not None:
                 mark = Marked(marked.ids[:length], marked.runs if images else ())
@@ -443,13 +446,15 @@ class Prefixes:
             )
 
     def _marked(self, row: Any) -> Marked:
-        """The row's sequence as the tree knows it. Where the images of a prompt depend on each
-        other, they are one.
+        """The row's sequence as the tree knows it: rows of two adapters have nothing in common.
+        Where the images of a prompt depend on each other, they are one.
         """
         images = row.encoded.prompt.images
-        if not images:
+        if not images and not row.adapter:
             return Marked(row.sequence)
-        ids = list(row.sequence)
+        ids: list[Hashable] = list(row.sequence)
+        if row.adapter:
+            ids[0] = row.adapter, ids[0]
         places = {
             is_video: iter(
                 [position for position, token in enumerate(row.sequence) if token == piece]

@@ -37,6 +37,7 @@ the number of rows that run at a time, until one is alone.
 - At most `_most` rows are running (`size`, or fewer after a pass that raised), or up to `sharing`
   where these hold no more columns than `_most` that share nothing. Sequences times width is at most
   `_max_tokens` where that is known, unless a single sequence is longer.
+- Where rows of several adapters cannot be in one pass, all rows that run or are prefilled have one.
 - A row's tokens depend on its own options and seed alone, not on when it ran or beside which rows.
 - A `StaticBatch` (a model whose cache is not known) is never changed: its rows stay until the last
   of them is done.
@@ -49,6 +50,7 @@ import math
 from collections import deque
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Any, NamedTuple
 
 import torch
@@ -60,6 +62,7 @@ from pipegen.backends.hf.hf_rows import HFRow, group_size, pass_tokens
 from pipegen.backends.hf.hf_sampling import Sampler
 from pipegen.backends.hf.pixels import Pixels
 from pipegen.backends.hf.prefixes import Prefixes
+from pipegen.backends.hf.row_adapters import adapters_together, use_adapters
 from pipegen.backends.hf.running_batch import RunningBatch, StaticBatch
 from pipegen.backends.request_queue import Waiting
 from pipegen.ending.stop_state import feed_each
@@ -162,11 +165,12 @@ class Schedule:
         )
         self._prefixes, self._most = prefixes, self._size
         self._sharing = 0 if traits.alone else sharing
+        self._together = adapters_together(model)
         # of conversations the one that has had fewer turns, so that none is left to end alone
         self._waiting = Waiting[HFRow](
             size,
             overdue=16 * size,
-            key=lambda row: (prefixes.turns(row), row.order),
+            key=lambda row: (self._adapter_of(row), prefixes.turns(row), row.order),
             source=lambda row: row.source,
         )
         self._prefilled: _PrefilledRows | None = None
@@ -204,8 +208,16 @@ class Schedule:
         self._waiting.prune(lambda row: row.done)
 
     @property
+    def _going(self) -> list[HFRow]:
+        return [row for row in self._running if not row.done]
+
+    @property
     def _active(self) -> int:
-        return sum(not row.done for row in self._running)
+        return len(self._going)
+
+    def _adapter_of(self, row: HFRow) -> str:
+        """The adapter that all rows of a pass must have; empty where they need not."""
+        return "" if self._together else row.adapter
 
     def step(self) -> list[HFRow]:
         """Bring rows one token further, and return those that got one or failed."""
@@ -249,8 +261,12 @@ class Schedule:
         """
         width = self._batch.width if active and self._batch is not None else 0
         near = self._waiting.next(2 * self._most)
-        if not near:
+        if not near or any(
+            self._adapter_of(row) != self._adapter_of(near[0][0]) for row in self._going
+        ):
             return False
+        adapter = self._adapter_of(near[0][0])
+        near = [*takewhile(lambda source: self._adapter_of(source[0]) == adapter, near)]
         most = pass_tokens(self._model.device)
 
         def fits(lengths: Sequence[int], new: Sequence[int]) -> bool:
@@ -392,13 +408,16 @@ class Schedule:
     def _decode(self) -> list[HFRow]:
         """One pass for all running rows."""
         self._evict_finished(self._requeue_long())
-        going = [row for row in self._running if not row.done]
+        going = self._going
         if self._batch is None or self._sampler is None or not going:
             return []
         prefilled = 0 if self._prefilled is None else len(self._prefilled.batch)
         self._load = (len(self._batch) + prefilled, self._batch.width + 1, going)
         batch, tokens, work = self._batch, self._tokens, self._traits.work
         work.steps += 1
+        # what is made of a row that is done is thrown away
+        rows = (going[0] if row.done else row for row in self._running)
+        use_adapters(self._model, (row.adapter for row in rows))
         if (
             len(going) == 1
             and isinstance(batch, RunningBatch)

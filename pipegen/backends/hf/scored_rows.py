@@ -35,6 +35,10 @@ class Tail:
     def ids(self) -> tuple[int, ...]:
         return self.asked.continuation
 
+    @property
+    def adapter(self) -> str:
+        return self.asked.encoded.options.adapter or ""
+
     def clear(self) -> None:
         self.logprobs, self.likeliest = [], []
 
@@ -64,6 +68,10 @@ class Context:
     @property
     def images(self) -> Hashable:
         return images_of(self.encoded)
+
+    @property
+    def adapter(self) -> str:
+        return self.encoded.options.adapter or ""
 
 
 def columns_of(tail: Tail) -> range:
@@ -182,11 +190,11 @@ def common_prefixes(contexts: Iterable[Context]) -> list[tuple[int, list[Context
     `LEAST`, and less than any of them has; 0 where nothing is shared.
 
     Neighbours in sorted order are joined as long as that does not make fewer tokens shared.
-    Contexts with images share nothing.
+    Contexts with images share nothing, nor do those of two adapters.
     """
     plain = sorted(
         (context for context in contexts if not context.encoded.prompt.images),
-        key=lambda context: context.sequence,
+        key=lambda context: (context.adapter, context.sequence),
     )
     images = [context for context in contexts if context.encoded.prompt.images]
     groups: list[tuple[int, list[Context]]] = []
@@ -197,7 +205,8 @@ def common_prefixes(contexts: Iterable[Context]) -> list[tuple[int, list[Context
             joined = min(
                 common(previous, other), len(previous) - 1, len(other) - 1, prefix or len(previous)
             )
-            if joined >= LEAST and joined * len(group) >= prefix * (len(group) - 1):
+            alike = group[-1].adapter == context.adapter
+            if alike and joined >= LEAST and joined * len(group) >= prefix * (len(group) - 1):
                 groups[-1] = joined, [*group, context]
                 continue
         groups.append((0, [context]))  # a group of one shares nothing yet

@@ -53,13 +53,16 @@ def token_server(wire: Wire, settings: TokenServerSettings) -> Route:
     """
     access = _access(wire, settings)
     from pipegen.backends.checkpoint.checkpoint import Checkpoint
+    from pipegen.backends.checkpoint.locate import check_adapters
     from pipegen.backends.servers.server import ServerEngine
     from pipegen.drivers.route import route
 
+    load = config_of(settings, wire.name)
+    check_adapters(load)
     return route(
         ServerEngine(
             wire,
-            Checkpoint(config_of(settings, wire.name)),
+            Checkpoint(load),
             access,
             settings,
             os.fspath(settings.model),

@@ -42,23 +42,26 @@ ABOUT = (
 """What is kept of a server's pages of facts, which may hold more than they should."""
 
 
+def _entries(answer: Mapping[str, object]) -> list[Mapping[str, Any]]:
+    listing = answer.get("data")
+    return (
+        [entry for entry in listing if isinstance(entry, Mapping) and _is_name(entry.get("id"))]
+        if isinstance(listing, list)
+        else []
+    )
+
+
 def models_of(answer: Mapping[str, object]) -> dict[str, int | None]:
     """The models that `/v1/models` lists, each with its context length where the server reports it.
 
     >>> models_of({"data": [{"id": "tiny", "max_model_len": 256}, {"id": "other"}]})
     {'tiny': 256, 'other': None}
     """
-    listing = answer.get("data")
-    entries = (
-        [entry for entry in listing if isinstance(entry, Mapping) and _is_name(entry.get("id"))]
-        if isinstance(listing, list)
-        else []
-    )
     return {
         entry["id"]: (
             length if type(length := entry.get("max_model_len")) is int and length > 0 else None
         )
-        for entry in entries
+        for entry in _entries(answer)
     }
 
 
@@ -80,6 +83,15 @@ def about_in(page: Mapping[str, object]) -> dict[str, Any]:
         for name in ABOUT
         if isinstance(facts.get(name, facts), (str, int, float, type(None)))
     }
+
+
+def adapters_in(answer: Mapping[str, object]) -> frozenset[str]:
+    """Those of the models that `/v1/models` lists as adapters of another.
+
+    >>> adapters_in({"data": [{"id": "tiny", "parent": None}, {"id": "a", "parent": "tiny"}]})
+    frozenset({'a'})
+    """
+    return frozenset(entry["id"] for entry in _entries(answer) if _is_name(entry.get("parent")))
 
 
 def _is_name(value: object) -> bool:
@@ -142,7 +154,12 @@ class Directory:
         fields = schema_fields(schema, self._paths)
         self._facts = None
         if models is not None:
-            self._facts = Facts(models=models_of(models), about=about_fields, fields=fields)
+            self._facts = Facts(
+                models=models_of(models),
+                adapters=adapters_in(models),
+                about=about_fields,
+                fields=fields,
+            )
         self._known, self._stale_at = (
             None,
             time.monotonic() + (PAUSE_SECONDS if models is None else KEPT_SECONDS),

@@ -172,8 +172,9 @@ class Sender:
         served = tuple(facts.models)
         if self.named in served or not served:
             return Success(self.named if self.named in served else None)
-        if len(served) == 1:
-            return Success(served[0])
+        own = [name for name in served if name not in facts.adapters]
+        if len(own) == 1:
+            return Success(own[0])
         words = (
             f"{self.access.root} serves {', '.join(served)[:500]}, and none of them is"
             f" {self.named!r}"

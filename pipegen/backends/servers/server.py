@@ -100,14 +100,14 @@ class ServerEngine(HasModelMetadata, HttpEngine[Encoded, Raw]):
         not known.
         """
         checkpoint = self._checkpoint
-        values = checkpoint.resolved(self.asked_settings())
+        values = self._depends_on(self.asked_settings())
         if values["served_model_name"] == self.sender.named:
             del values["served_model_name"]
         if not checkpoint.has_weights:
             values["base_url"] = self.sender.access.root
         elif checkpoint.own_dtype == "float32":
             values["dtype"] = "the server's"
-        return {"model": checkpoint.identity, **values}
+        return values
 
     def capabilities_by(self, facts: Facts) -> Capabilities:
         reason = self._checkpoint.images_unsupported_reason
@@ -129,6 +129,7 @@ class ServerEngine(HasModelMetadata, HttpEngine[Encoded, Raw]):
             honours=frozenset(),
             context_length=self.limit_of(facts),
             vocab_size=self._checkpoint.vocab_size,
+            adapters=tuple(self._checkpoint.load.adapters),
             fills_context=fills,
         )
 
@@ -219,6 +220,15 @@ class ServerEngine(HasModelMetadata, HttpEngine[Encoded, Raw]):
         if encoded.options.bad_words and self.wire.unsupported_words is not None:
             refusal = refusal or self.wire.unsupported_words(
                 encoded.options.bad_words, self.tokenizer
+            )
+        adapter = encoded.options.adapter
+        if adapter and facts.models and adapter not in facts.adapters:
+            has = f"its adapters are {', '.join(sorted(facts.adapters))}"[:500]
+            refusal = refusal or UnsupportedOption(
+                f"{self.sender.access.root} has no adapter {adapter!r}:"
+                f" {has if facts.adapters else 'it has loaded none'}",
+                option="adapter",
+                hint="load it there under this name (--lora-modules, --lora-paths)",
             )
         if refusal is not None:
             return Failure(refusal)

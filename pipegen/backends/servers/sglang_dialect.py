@@ -164,6 +164,7 @@ def to_wire(ask: ServerRequest, facts: Facts) -> Slot[WireRequest]:
     images, logprobs = ask.images, ask.options.logprobs or ask.scored
     body: dict[str, object] = {
         "rid": ask.rid or None,
+        "lora_path": ask.options.adapter or None,
         "stream": ask.stream or None,
         "image_data": [data_url(image) for image in images] or None,
         "return_prompt_token_ids": True if images else None,

@@ -303,7 +303,9 @@ def to_wire(ask: ServerRequest, facts: Facts) -> Slot[WireRequest]:
 def _request(
     path: str, body: Mapping[str, object], ask: ServerRequest, *, lacks: str = ""
 ) -> WireRequest:
-    body = without_none({"model": ask.model, **body, "stream": ask.stream or None})
+    # an adapter is a model of its own to the server
+    model = ask.options.adapter or ask.model
+    body = without_none({"model": model, **body, "stream": ask.stream or None})
     return WireRequest(
         path=path,
         body=merged(body, ask.extra_body) if ask.extra_body else body,

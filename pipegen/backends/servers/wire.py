@@ -143,6 +143,8 @@ class Facts:
 
     models: Mapping[str, int | None] = field(default_factory=dict)
     """The models that it serves, each with its context length in tokens, where it says so."""
+    adapters: frozenset[str] = frozenset()
+    """Those of them that are adapters of another."""
     about: Mapping[str, Any] = field(default_factory=dict)
     """What its own pages of facts say: `/version` of vLLM, `/server_info` of both."""
     fields: Mapping[str, frozenset[str]] = field(default_factory=dict)

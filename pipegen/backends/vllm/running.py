@@ -27,6 +27,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from queue import Queue
 from typing import Any
 
@@ -39,6 +40,7 @@ from pipegen.backends.step_loop import Mailbox, SharedSteps
 from pipegen.backends.vllm.self_check import checked_lengths
 from pipegen.backends.vllm.start import (
     adapter_arguments,
+    adapter_slots,
     check_adapter_settings,
     check_files,
     check_version,
@@ -50,6 +52,7 @@ from pipegen.backends.vllm.start import (
 from pipegen.core.errors import BackendFailed, CallFailed
 from pipegen.core.foreign_calls import Raised, guard, report
 from pipegen.core.slots import is_ok
+from pipegen.engines.settings import ModelLoadConfig
 
 __all__ = ["Core", "Running"]
 
@@ -57,7 +60,7 @@ __all__ = ["Core", "Running"]
 class Running(SharedSteps[Any]):
     """A started engine. Its methods may be called from several threads."""
 
-    def __init__(self, engine: Any, adapter: str | None) -> None:
+    def __init__(self, engine: Any, load: ModelLoadConfig) -> None:
         super().__init__()
         self.engine: Any = engine
         self.model_config = engine.vllm_config.model_config
@@ -67,14 +70,17 @@ class Running(SharedSteps[Any]):
         """Why the engine no longer runs; None while it does."""
         self._mailboxes: dict[str, Mailbox[Any]] = {}
         self._dropped = deque[Iterable[str]]()
-        self._adapter: dict[str, Any] = {}
-        if adapter is not None:
+        self._adapters: dict[str, dict[str, Any]] = {}
+        """How the rows of each adapter are asked for, by its name; the empty one is of all others."""
+        named = load.adapters if load.adapter is None else {"": load.adapter}
+        for number, (name, folder) in enumerate(named.items(), 1):
             from vllm.lora.request import LoRARequest
 
-            self._adapter = {"lora_request": LoRARequest(adapter, 1, adapter)}
+            adapter = LoRARequest(name or str(folder), number, str(Path(folder).expanduser()))
+            self._adapters[name] = {"lora_request": adapter}
             if hasattr(engine, "add_lora"):
                 # an adapter that does not fit is found out now, and not by the first row
-                engine.add_lora(self._adapter["lora_request"])
+                engine.add_lora(adapter)
 
     def rendered(self, prompt: dict[str, Any]) -> Any:
         """The prompt with its images processed, as vLLM will run it; in versions that do this with
@@ -86,15 +92,18 @@ class Running(SharedSteps[Any]):
         with self.entered():
             return renderer.render_cmpl([prompt])[0]
 
-    def add(self, request_id: str, prompt: Any, params: Any, mailbox: Mailbox[Any]) -> None:
-        """Queue a request; its outputs will go to `mailbox`. Raises one of `refusals()` where vLLM
+    def add(
+        self, request_id: str, prompt: Any, params: Any, mailbox: Mailbox[Any], adapter: str = ""
+    ) -> None:
+        """Queue a request for that adapter; its outputs will go to `mailbox`. Raises one of `refusals()` where vLLM
         does not take it, and `CallFailed`.
         """
         with self.entered():
             if self.failed is not None:
                 raise CallFailed(self.failed)
             try:
-                self.engine.add_request(request_id, prompt, params, **self._adapter)
+                more = self._adapters.get(adapter, {})
+                self.engine.add_request(request_id, prompt, params, **more)
             except deaths() as error:
                 because = _failed(report(error))
                 self.stop(because)
@@ -251,11 +260,11 @@ class Core:
             # with the limits that vLLM's own class for this purpose has: by default, an engine is
             # given fewer rows and tokens for a step
             engine = LLMEngine.from_engine_args(
-                EngineArgs(**room, **engine_arguments(checkpoint)),
+                EngineArgs(**{**room, **adapter_slots(load), **engine_arguments(checkpoint)}),
                 usage_context=UsageContext.LLM_CLASS,
             )
             try:
-                return Running(engine, None if load.adapter is None else str(load.adapter))
+                return Running(engine, load)
             except BaseException:
                 engine.engine_core.shutdown()
                 raise

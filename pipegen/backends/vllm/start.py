@@ -21,9 +21,10 @@ from pipegen.backends.checkpoint.adapters import adapter_config, check_adapter, 
 from pipegen.backends.checkpoint.checkpoint import Checkpoint
 from pipegen.backends.checkpoint.families import family_of
 from pipegen.backends.checkpoint.load_errors import broken_file, loading, weight_files
-from pipegen.backends.checkpoint.locate import check_adapter_folder
+from pipegen.backends.checkpoint.locate import adapters_of, check_adapters
 from pipegen.backends.vllm.corrections import corrections, with_corrections
 from pipegen.backends.vllm.vllm_sampling import LOGPROBS_OF
+from pipegen.core.errors import UnsupportedOption
 from pipegen.engines.settings import ModelLoadConfig, settings_of
 from pipegen.records.fields import InvalidField, UnknownField, nearest
 from pipegen.records.secret import revealed
@@ -32,6 +33,7 @@ __all__ = [
     "HIGHEST",
     "LOWEST",
     "adapter_arguments",
+    "adapter_slots",
     "argument_names",
     "check_adapter_settings",
     "check_arguments",
@@ -45,6 +47,7 @@ __all__ = [
     "refusals",
     "starting",
     "takes_grammars",
+    "unscored",
 ]
 
 
@@ -131,7 +134,8 @@ def check_files(load: ModelLoadConfig, source: str) -> None:
     """Raise `CannotStart` where a file of the weights, or of the adapter, is missing or not whole.
     What is no folder is left to vLLM.
     """
-    for folder in (Path(source), Path(load.adapter or source).expanduser()):
+    folders = (source, *adapters_of(load).values())
+    for folder in (Path(folder).expanduser() for folder in folders):
         broken = broken_file(weight_files(folder)) if folder.is_dir() else None
         if broken is not None:
             raise CannotStart(*broken)
@@ -158,15 +162,18 @@ def unread_settings(config: Mapping[str, Any], read_names: Collection[str]) -> l
 
 
 def check_adapter_settings(load: ModelLoadConfig) -> None:
-    """Raise `CannotStart` where the installed vLLM would leave settings of the adapter unread, and
+    """Raise `CannotStart` where the installed vLLM would leave settings of an adapter unread, and
     so give other answers than the adapter's.
     """
-    if load.adapter is None:
-        return
-    config = adapter_config(str(load.adapter))
+    for adapter in adapters_of(load).values():
+        _check_settings_of(adapter)
+
+
+def _check_settings_of(adapter: str) -> None:
+    config = adapter_config(adapter)
     if config.get("use_dora"):
         raise CannotStart(
-            f"the adapter {load.adapter!r} is DoRA (use_dora), which vLLM does not read",
+            f"the adapter {adapter!r} is DoRA (use_dora), which vLLM does not read",
             "use it with the Hugging Face engine, or merge it into the model (merge_and_unload)",
         )
     from vllm.lora.peft_helper import PEFTHelper
@@ -174,12 +181,26 @@ def check_adapter_settings(load: ModelLoadConfig) -> None:
     unread = unread_settings(config, {field.name for field in dataclasses.fields(PEFTHelper)})
     if unread:
         message = (
-            f"this version of vLLM does not read {', '.join(unread)} of the adapter"
-            f" {load.adapter!r}"
+            f"this version of vLLM does not read {', '.join(unread)} of the adapter {adapter!r}"
         )
         raise CannotStart(
             message, "install a newer vLLM, or use the adapter with the Hugging Face engine"
         )
+
+
+def unscored(load: ModelLoadConfig) -> UnsupportedOption | None:
+    """Why vLLM, which is imported already, does not score: on a CPU its engine ends where it is
+    asked for the log probabilities of a prompt and has adapters.
+    """
+    from vllm.platforms import current_platform
+
+    if not (adapters_of(load) and current_platform.is_cpu()):
+        return None
+    return UnsupportedOption(
+        "vLLM on a CPU gives no log probabilities of given tokens where it has adapters",
+        option="continuation",
+        hint="score with hf",
+    )
 
 
 def starting(load: ModelLoadConfig, source: str) -> contextlib.AbstractContextManager[None]:
@@ -238,6 +259,10 @@ RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
 """The sizes that vLLM makes room for in a LoRA adapter."""
 
 
+SIDE_BY_SIDE = 8
+"""Adapters whose rows vLLM runs in one step at most, unless `max_loras` says otherwise."""
+
+
 @functools.cache
 def argument_names() -> frozenset[str]:
     """The engine arguments of the installed vLLM.
@@ -266,8 +291,7 @@ def check_arguments(checkpoint: Checkpoint) -> None:
     `UnknownField` for an argument vLLM does not have.
     """
     load = checkpoint.load
-    if load.adapter is not None:
-        check_adapter_folder(str(load.adapter))
+    check_adapters(load)
     _ = settings_of(load)
     for name, value in load.engine_kwargs.items():
         if name in OWN:
@@ -357,15 +381,30 @@ def takes_grammars(load: ModelLoadConfig) -> bool:
 
 
 def adapter_arguments(checkpoint: Checkpoint) -> dict[str, Any]:
-    """The arguments that make room for the adapter; none where there is none. Raises `BadAdapter`
-    where it is not the model's, as a whole.
+    """The arguments that make room for the adapters; none where there are none. Raises `BadAdapter`
+    where one is not the model's, as a whole.
     """
-    if checkpoint.load.adapter is None:
+    adapters = [*adapters_of(checkpoint.load).values()]
+    if not adapters:
         return {}
-    adapter = str(checkpoint.load.adapter)
-    check_adapter(checkpoint, adapter)
-    rank = largest_rank(adapter_config(adapter))
+    for adapter in adapters:
+        check_adapter(checkpoint, adapter)
+    rank = max(largest_rank(adapter_config(adapter)) for adapter in adapters)
     return {
         "enable_lora": True,
         "max_lora_rank": next((size for size in RANKS if size >= rank), rank),
     }
+
+
+def adapter_slots(load: ModelLoadConfig) -> dict[str, Any]:
+    """How many adapters vLLM holds for one step, where requests choose among several.
+
+    On a CPU it gives rows without an adapter that of its last slot, so there one stays empty.
+    """
+    if not load.adapters:
+        return {}
+    from vllm.platforms import current_platform
+
+    count = len(load.adapters)
+    slots = count + 1 if current_platform.is_cpu() else min(count, SIDE_BY_SIDE)
+    return {"max_loras": slots, "max_cpu_loras": max(slots, count)}

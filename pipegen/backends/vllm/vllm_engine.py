@@ -18,7 +18,7 @@ from pipegen.answer.barred import spellings
 from pipegen.backends.checkpoint.checkpoint_engine import CheckpointEngine
 from pipegen.backends.checkpoint.engine_parity import refused_beyond
 from pipegen.backends.checkpoint.image_processors import grid_only
-from pipegen.backends.checkpoint.load_errors import engine_failed, short
+from pipegen.backends.checkpoint.load_errors import adapter_folders_of, engine_failed, short
 from pipegen.backends.checkpoint.positions import other_factors
 from pipegen.backends.distributions import other_logprobs
 from pipegen.backends.engine_rows import newly_done
@@ -32,6 +32,7 @@ from pipegen.backends.vllm.start import (
     leaves_out_times,
     refusals,
     takes_grammars,
+    unscored,
 )
 from pipegen.backends.vllm.vllm_rows import VLLMRow, differs, scores_of, vllm_prompt
 from pipegen.backends.vllm.vllm_sampling import (
@@ -107,6 +108,7 @@ class VLLMEngine(CheckpointEngine):
             "max_videos": image_limit(self._checkpoint, "video"),
             "no_videos_because": no_videos,
             "vocab_size": self._checkpoint.vocab_size,
+            "adapters": tuple(filter(None, adapter_folders_of(self._checkpoint.load))),
         }
         return Capabilities(engine=self.name, honours=honours, reason=reason, **limits)
 
@@ -238,7 +240,7 @@ class VLLMEngine(CheckpointEngine):
         what it would change, what only the running engine knows, and what it refuses.
         """
         if isinstance(row, ScoreInput):
-            wrong = self._check(row.whole)
+            wrong = unscored(self._checkpoint.load) or self._check(row.whole)
             return (
                 Success((row.whole.prompt, scoring_params())) if wrong is None else Failure(wrong)
             )
@@ -333,14 +335,17 @@ class VLLMSession:
                 return
             ((position, row),) = self._waiting.pop()
             asked = self._engine._asked(row)
+            adapter = row.encoded.options.adapter or ""
             refused = (
-                self._queue(running, position, *asked.unwrap()) if is_ok(asked) else asked.failure()
+                self._queue(running, position, adapter, *asked.unwrap())
+                if is_ok(asked)
+                else asked.failure()
             )
             if refused is not None:
                 self._refused.append(RowDone(row=position, slot=Failure(refused)))
 
     def _queue(
-        self, running: Running, position: int, prompt: Prompt, params: Any
+        self, running: Running, position: int, adapter: str, prompt: Prompt, params: Any
     ) -> GenerationError | None:
         """Queue a row, or say why vLLM refuses it."""
         checkpoint, name = self._engine._checkpoint, f"pipegen-{uuid.uuid4().hex}"
@@ -350,7 +355,7 @@ class VLLMSession:
             rendered = running.rendered(vllm_prompt(prompt, resized=resized))
             wrong = differs(rendered, prompt)
             if wrong is None:
-                running.add(name, rendered, params, self._mailbox)
+                running.add(name, rendered, params, self._mailbox, adapter)
                 self._requests[name] = position
             return wrong
 

@@ -71,17 +71,27 @@ def by_names(model: Path, adapter: str) -> None:
 
 
 def by_loading(model: Path, adapter: str) -> None:
+    load(ModelLoadConfig(model=str(model), adapter=adapter))
+
+
+def behind_another(model: Path, adapter: str) -> None:
+    """As the second of the adapters that requests choose from."""
+    good = Path(adapter) / "good"
+    good.mkdir(exist_ok=True)
+    adapters = {"good": write(good, weights()), "bad": adapter}
+    load(ModelLoadConfig(model=str(model), adapters=adapters))
+
+
+def load(settings: ModelLoadConfig) -> None:
     pytest.importorskip("peft")
     with pytest.raises(CallFailed) as failed:
-        HFEngine(ModelLoadConfig(model=str(model), adapter=adapter)).generate(
-            [encoded([70], max_new_tokens=1)]
-        )
+        HFEngine(settings).generate([encoded([70], max_new_tokens=1)])
     assert isinstance(failed.value.error, BackendFailed)
     assert failed.value.error.scope == "batch"
     raise failed.value.__cause__ or failed.value
 
 
-EITHER = pytest.mark.parametrize("check", [by_names, by_loading])
+EITHER = pytest.mark.parametrize("check", [by_names, by_loading, behind_another])
 Check = Callable[[Path, str], None]
 
 

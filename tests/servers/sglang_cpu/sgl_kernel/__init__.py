@@ -48,3 +48,13 @@ class _Operators:
 
 
 torch.ops.sgl_kernel = _Operators()  # type: ignore[assignment]
+
+
+def _unpinned(make: Callable[..., Any]) -> Callable[..., Any]:
+    """Without memory that a GPU reads, which its LoRA asks for on a CPU too, and torch refuses."""
+    return lambda *arguments, pin_memory=False, **more: make(*arguments, **more)
+
+
+for _name in ("tensor", "empty", "zeros"):
+    setattr(torch, _name, _unpinned(getattr(torch, _name)))
+torch.Tensor.pin_memory = lambda tensor, device=None: tensor  # type: ignore[method-assign]
