@@ -165,7 +165,7 @@ class Schedule:
         )
         self._prefixes, self._most = prefixes, self._size
         self._sharing = 0 if traits.alone else sharing
-        self._together = adapters_together(model)
+        self._mixes = adapters_together(model)
         # of conversations the one that has had fewer turns, so that none is left to end alone
         self._waiting = Waiting[HFRow](
             size,
@@ -217,7 +217,7 @@ class Schedule:
 
     def _adapter_of(self, row: HFRow) -> str:
         """The adapter that all rows of a pass must have; empty where they need not."""
-        return "" if self._together else row.adapter
+        return "" if self._mixes else row.adapter
 
     def step(self) -> list[HFRow]:
         """Bring rows one token further, and return those that got one or failed."""
