@@ -83,7 +83,7 @@ def command_in(folder: Path) -> Command:
         if os.path.exists(folder / SETTINGS):
             refuse(
                 f"{folder} is a job of a program (pg.job), which alone knows its requests:"
-                " pg.finished_rows(folder, pairs) gives its rows there",
+                " pg.finished_rows(folder, pairs) gives its answers there",
                 "JOB",
             )
         refuse(f"{folder} is no job's folder: that of -o OUT is OUT.job", "JOB")
@@ -205,7 +205,7 @@ def run_export(folder: Path, out: str | None, moved: str | None = None) -> int:
         say(words_of(refusal))
         return 1
     say(
-        f"{finished_count} of {finished_count + missing} rows are finished"
+        f"{finished_count} of {finished_count + missing} requests are finished"
         + (f"; {missing} are missing: run the job's command again" if missing else "")
     )
     return 1 if missing else 0

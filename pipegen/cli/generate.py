@@ -127,7 +127,7 @@ def run_generate(files: Files) -> int:
         if finished and files.part is not None:
             say(
                 f"shard {files.part[0]}/{files.part[1]} is done; once the others are, `pipegen"
-                f" export {files.job} -o {files.out}` writes all rows"
+                f" export {files.job} -o {files.out}` writes all answers"
             )
     return write_summary(files.summary, meter.plain(), code)
 
@@ -147,7 +147,7 @@ class _Ending:
 
     def _begun(self) -> None:
         say(
-            f"ending: the rows in flight have {self._files.grace:g} seconds; interrupt again to"
+            f"ending: the requests in flight have {self._files.grace:g} seconds; interrupt again to"
             " end at once"
         )
 
@@ -279,11 +279,11 @@ def _generate(files: Files, meter: Meter, ending: _Ending) -> int:
     gone = job is not None and not (job / SETTINGS).is_file()
     if gone:
         say(
-            f"{job} was removed during the run: no finished row is kept there"
+            f"{job} was removed during the run: no finished request is kept there"
             + (f", and {files.out} is all there is" if stream is not None else "")
         )
     if source.stamp and _stamp_now(files.source) != source.stamp:
-        say(f"{files.source} was changed during the run: some rows may be of the file as it was")
+        say(f"{files.source} was changed during the run: some answers may be of the old file")
     return (
         BUG
         if tally.bugs
@@ -545,12 +545,12 @@ def _check_parts(files: Files) -> None:
         refuse(f"goes without {flag}: these split the requests themselves", "--shard")
     if files.job is None or files.source is None:
         words = "takes a file or a folder as IN, and a file as -o OUT"
-        refuse(f"{words}: the finished rows are kept in OUT.job", flag)
+        refuse(f"{words}: the finished requests are kept in OUT.job", flag)
     if files.part is not None and files.sidecar is not None:
         refuse("goes without --sidecar: answers go to OUT.job, and from there to OUT", flag)
     if files.part is not None and (files.restart or files.overwrite):
         words = (
-            "goes without --restart and --overwrite, which would remove the rows of other shards"
+            "goes without --restart and --overwrite, which would remove the answers of other shards"
         )
         refuse(f"{words}; to start again, remove {files.job}", flag)
     device = str(getattr(files.asked.load.backend.settings, "device", None) or "")

@@ -62,8 +62,8 @@ def say_shared(folder: Path) -> None:
             "another process runs" if process_count == 1 else f"{process_count} other processes run"
         )
         say(
-            f"{folder}: {subject} this job now, and rows are asked twice; wait for its end, or give"
-            " each command a part of the rows (--shard I/N)"
+            f"{folder}: {subject} this job now, and requests are sent twice; wait for its end, or"
+            " give each command a part of the requests (--shard I/N)"
         )
 
 

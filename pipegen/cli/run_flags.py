@@ -223,7 +223,7 @@ class RunFlags(AskedFlags):
         bool,
         typer.Option(
             "--restart",
-            help="Ask all rows again: those that OUT.job holds are removed.",
+            help="Start again: the answers that OUT.job holds are removed.",
             rich_help_panel=FILES,
         ),
     ] = False
@@ -232,7 +232,7 @@ class RunFlags(AskedFlags):
         typer.Option(
             "--retry",
             metavar="retryable|all|none|TYPE",
-            help="Which failed rows of OUT.job are asked again.",
+            help="Which failed requests of OUT.job are sent again.",
             rich_help_panel=FILES,
         ),
     ] = "retryable"
@@ -266,7 +266,7 @@ class RunFlags(AskedFlags):
             "--grace",
             metavar="SECONDS",
             min=0,
-            help="Time for rows in flight to end at Ctrl-C; 0 ends at once.",
+            help="Time for requests in flight to end at Ctrl-C; 0 ends at once.",
             rich_help_panel=FILES,
         ),
     ] = 5.0
@@ -294,7 +294,7 @@ class RunFlags(AskedFlags):
             "--shard",
             metavar="I/N",
             help=(
-                "Ask only part I of N, 1/N to N/N, and keep its rows in OUT.job. See also: export."
+                "Send only part I of N, 1/N to N/N, and keep its answers in OUT.job. See also: export."
             ),
             rich_help_panel=MANY,
         ),

@@ -134,7 +134,7 @@ def test_an_interrupt_keeps_the_lines_so_far_and_those_that_end_in_time(
     assert not out.exists()
     assert f"{len(kept)} requests" in ran.err
     assert (
-        "ending: the rows in flight have 5 seconds; interrupt again to end at once" in ran.err
+        "ending: the requests in flight have 5 seconds; interrupt again to end at once" in ran.err
     ) is (len(kept) == 3)
     assert (
         f"the same command goes on, and `pipegen export {out}.job` writes what is finished"
@@ -143,7 +143,7 @@ def test_an_interrupt_keeps_the_lines_so_far_and_those_that_end_in_time(
     assert engine.closed == 1
     ran = command("export", f"{out}.job")
     assert ([line["id"] for line in ran.out], ran.code) == ([*kept], 1)
-    assert f"{len(kept)} of 4 rows are finished; {4 - len(kept)} are missing" in ran.err
+    assert f"{len(kept)} of 4 requests are finished; {4 - len(kept)} are missing" in ran.err
     engine.script = "Hi"
     ran = command("generate", *again)
     assert [line["id"] for line in written(out)] == ["a", "b", "c", "d"]
@@ -373,8 +373,8 @@ def test_a_command_says_when_another_one_runs_the_job(
     folder = tmp_path / "out.jsonl.job"
     assert command(*again).err == ""
     advice = (
-        "rows are asked twice; wait for its end, or give each command a part of the rows (--shard"
-        " I/N)"
+        "requests are sent twice; wait for its end, or give each command a part of the requests"
+        " (--shard I/N)"
     )
     with Journal(folder):
         assert command(*again).err == f"{folder}: another process runs this job now, and {advice}\n"
@@ -466,7 +466,7 @@ def test_rows_that_are_kept_before_the_disk_is_full_are_counted(
     summary = json.loads((tmp_path / "summary.json").read_text())
     assert (summary["succeeded"], summary["not_answered"]) == (kept, 5 - kept)
     assert (
-        f"{kept} of 5 rows are finished"
+        f"{kept} of 5 requests are finished"
         in command("export", f"{out}.job", "-o", tmp_path / "some.jsonl").err
     )
     ran = command(*again)

@@ -56,12 +56,12 @@ def test_shards_write_to_the_job_and_export_joins_them(
     for shard in ("3/3", "1/3"):
         ran = generate("--shard", shard)
         words = f"shard {shard} is done; once the others are, `pipegen export out.jsonl.job"
-        assert f"{words} -o out.jsonl` writes all rows" in ran.err
+        assert f"{words} -o out.jsonl` writes all answers" in ran.err
         assert not Path("out.jsonl").exists()
     done = sum(requested.values())
     partly = command("export", "out.jsonl.job", "-o", "out.jsonl")
     assert partly.code == 1
-    assert f"{done + 1} of 31 rows are finished; {30 - done} are missing" in partly.err
+    assert f"{done + 1} of 31 requests are finished; {30 - done} are missing" in partly.err
     generate("--shard", "1/1")  # another number of shards
     assert command("export", "out.jsonl.job", "-o", "out.jsonl").code == 0
     assert Path("out.jsonl").read_bytes() == Path("one.jsonl").read_bytes()
@@ -97,7 +97,9 @@ def test_parts_of_what_is_no_job_are_refused(
     places = ((file,), (file, "-o", "-"), (file, "-o", "/dev/null"), ("-", "-o", out))
     for where in (*places, ("--prompt", "Hi", "-o", out)):
         ran = command("generate", *flag, *where, "--model", "fake")
-        assert (ran.code, "the finished rows are kept in OUT.job" in ran.err) == (2, True), where
+        assert (ran.code, "the finished requests are kept in OUT.job" in ran.err) == (2, True), (
+            where
+        )
 
 
 def test_flags_that_would_harm_other_shards_are_refused(
@@ -108,7 +110,7 @@ def test_flags_that_would_harm_other_shards_are_refused(
     (tmp_path / "images" / "a.png").write_bytes(b"image")
     folder = (tmp_path / "images", "--prompt", "What?", "--sidecar", "txt")
     for words, flags in {
-        "would remove the rows of other shards": (file, "--shard", "1/2", "--restart"),
+        "would remove the answers of other shards": (file, "--shard", "1/2", "--restart"),
         "to start again, remove": (file, "--shard", "1/2", "--overwrite"),
         "goes without --replicas": (file, "--shard", "1/2", "--replicas", "2"),
         "goes without --ray": (file, "--shard", "1/2", "--ray", "local"),

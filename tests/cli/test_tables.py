@@ -535,7 +535,7 @@ def test_a_job_is_exported_in_every_form(
     generate(source, "-o", tmp_path / "out.jsonl")
     for name in ("x.parquet", "x.csv", "x.jsonl"):
         ran = command("export", tmp_path / "out.jsonl.job", "-o", tmp_path / name)
-        assert (ran.code, ran.err) == (0, "2 of 2 rows are finished\n")
+        assert (ran.code, ran.err) == (0, "2 of 2 requests are finished\n")
     assert [(row["id"], row["label"], row["text"]) for row in rows(tmp_path / "x.parquet")] == [
         ("a", 1, "Hello END of it"),
         ("b", 2, "Hello END of it"),

@@ -288,7 +288,7 @@ def test_the_command_line_names_the_damaged_line_and_writes_the_same(
     code, said = command("export", f"{out}.job", "-o", str(tmp_path / "export.jsonl"))
     assert (code, said.splitlines()) == (
         1,
-        [warning, "1 of 2 rows are finished; 1 are missing: run the job's command again"],
+        [warning, "1 of 2 requests are finished; 1 are missing: run the job's command again"],
     )
     code, said = command(*generate)
     assert (code, out.read_bytes(), said.count(warning)) == (0, wanted, 1)
