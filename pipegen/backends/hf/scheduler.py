@@ -39,8 +39,7 @@ the number of rows that run at a time, until one is alone.
   `_max_tokens` where that is known, unless a single sequence is longer.
 - Where rows of several adapters cannot be in one pass, all rows that run or are prefilled have one.
 - A row's tokens depend on its own options and seed alone, not on when it ran or beside which rows.
-- A `StaticBatch` (a model whose cache is not known) is never changed: its rows stay until the last
-  of them is done.
+- A `StaticBatch` (a model whose cache is not known) is not changed until its last row is done.
 """
 
 from __future__ import annotations
