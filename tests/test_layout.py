@@ -41,7 +41,7 @@ ROOMS = (
 )
 """Each imports only itself and those before it."""
 BUDGETS = {
-    "backends": 123_450,
+    "backends": 126_000,
     "cli": 40_200,
     "records": 38_150,
     "report": 33_550,
