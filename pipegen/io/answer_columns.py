@@ -13,6 +13,7 @@ from returns.result import Success
 
 from pipegen.core.errors import GenerationError
 from pipegen.core.slots import Slot, is_ok
+from pipegen.io.likeliest_column import likeliest_array, likeliest_type
 from pipegen.records import strict_json
 from pipegen.records.codec import Declared, declared, options_to_plain, without_null
 from pipegen.records.messages import ImageSource
@@ -50,6 +51,8 @@ class Column(NamedTuple):
     group: str
     of: Callable[[Any], Any] | None = None
     """Gives the value of a record; None where the table knows it."""
+    array: Callable[[Sequence[Any]], pa.Array] | None = None
+    """Makes the column of such values; None where Arrow does."""
 
 
 @functools.cache
@@ -69,6 +72,10 @@ def columns_of(kind: Any, *, brief: bool) -> list[Column]:
             Column("usage", counts, "usage", lambda it: {key: of(it) for key, of in values}),
             Column("model", text, "run"),
             Column("tokens", pa.list_(text), "scores", _tokens),
+        ]
+        columns += [
+            Column(f"{place}top_logprobs", likeliest_type(), "scores", of, likeliest_array)
+            for place, of in _LIKELIEST
         ]
     marked = [field for field in declared(kind) if field.row.column not in ("", "usage")]
     columns += [
@@ -126,6 +133,10 @@ def _logprobs(logprobs: Sequence[TokenLogprob | None] | None) -> list[float | No
     return [None if logprob is None else logprob.logprob for logprob in logprobs]
 
 
+_LIKELIEST: Sequence[tuple[str, Callable[[Any], Any]]] = (
+    ("", operator.attrgetter("logprobs")),
+    ("prompt_", operator.attrgetter("prompt_logprobs")),
+)
 _SAMPLE = ("text", "finish", "completion_tokens")
 
 

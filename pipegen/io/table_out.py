@@ -14,6 +14,7 @@ first row too.
 | `raw_text`, `reasoning`, `tool_calls`, `samples`, `rounds`, `transcript` | as in a result; tool calls and the transcript are JSON text |
 | `model`, `options` | the model's name, and the effective options as JSON text |
 | `prompt_token_ids`, `token_ids`, `tokens`, `logprobs`, `prompt_logprobs` | unless they are left out; the last three where log probabilities were asked for |
+| `top_logprobs`, `prompt_top_logprobs` | the likeliest tokens of each place, as `token_ids` and `logprobs`: a list for each token |
 """
 
 from __future__ import annotations
@@ -42,6 +43,7 @@ from pipegen.io.arrow_values import (
 )
 from pipegen.io.forms import TableError
 from pipegen.io.jsonl import LineId, readable
+from pipegen.io.likeliest_column import likeliest_size
 from pipegen.io.tables import Block, Columns, Row
 from pipegen.records import strict_json
 from pipegen.records.codec import word_of
@@ -170,8 +172,9 @@ def written_to(table: AnswerTable, stream: BinaryIO) -> Iterator[Write]:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
+    dictionaries: Any = table.dictionaries()  # which is annotated as bool
     writer: Any = (
-        pq.ParquetWriter(stream, table.schema, compression="zstd")
+        pq.ParquetWriter(stream, table.schema, compression="zstd", use_dictionary=dictionaries)
         if table.form == ".parquet"
         else pa.ipc.new_file(stream, table.schema)
     )
@@ -259,7 +262,11 @@ class AnswerTable(TableOut):
         return tuple([of(record) for of in self._values_of]), self._size(record)
 
     def _size(self, result: Any) -> int:
-        return 2 * len(result.text) + 8 * len(() if self.brief else result.token_ids)
+        size = 2 * len(result.text)
+        if self.brief:
+            return size
+        likeliest = (result.logprobs, result.prompt_logprobs)
+        return size + 8 * len(result.token_ids) + sum(map(likeliest_size, likeliest))
 
     def _field(self, field: pa.Field) -> pa.Field:
         import pyarrow as pa
@@ -317,6 +324,18 @@ class AnswerTable(TableOut):
         self.bytes += size
         return len(self.rows) >= GROUP_ROWS or self.bytes >= GROUP_BYTES
 
+    def dictionaries(self) -> list[str]:
+        """The columns of Parquet that are written with dictionaries: not those of numbers that
+        hardly repeat, of which dictionaries take most of the time.
+        """
+        import pyarrow.parquet as pq
+
+        pq.write_table(self.schema.empty_table(), empty := io.BytesIO())
+        columns = pq.ParquetFile(empty).schema
+        plain = {column.name for column in self.answer_columns if column.array is not None}
+        paths = [columns.column(place).path for place in range(len(columns))]
+        return [path for path in paths if path.partition(".")[0] not in plain]
+
     def taken(self) -> pa.Table:
         """The rows as a table; they are let go of."""
         import pyarrow as pa
@@ -324,8 +343,11 @@ class AnswerTable(TableOut):
         columns = [array_of("id", list(map(str, self.ids)), pa.string())] if self._adds_id else []
         columns += self._inputs()
         answer = self.schema.names[len(columns) :]
+        arrays = {column.name: column.array for column in self.answer_columns}
         columns += [
-            array_of(name, values, self.schema.field(name).type)
+            make(values)
+            if (make := arrays.get(name)) is not None
+            else array_of(name, values, self.schema.field(name).type)
             for name, values in zip(answer, zip(*self.answers, strict=True), strict=True)
         ]
         table = pa.Table.from_arrays(columns, schema=self.schema)

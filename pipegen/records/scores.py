@@ -14,6 +14,7 @@ first token of a sequence has none.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from typing import Annotated
 
 from pipegen.core.errors import GenerationError
@@ -21,7 +22,16 @@ from pipegen.records.fields import FieldRow, record, unchecked_replace
 from pipegen.records.results import Encoded, Thinking
 from pipegen.records.rollouts import Grid
 
-__all__ = ["Chosen", "ScoreInput", "Perplexity", "Scored", "TokenScores"]
+__all__ = ["Chosen", "ScoreInput", "Perplexity", "Scored", "TokenScores", "likely"]
+
+
+def likely(pairs: Iterable[tuple[int, float]]) -> tuple[tuple[int, float], ...]:
+    """The tokens whose probability is not 0.
+
+    >>> likely([(7, -0.5), (8, float("-inf"))])
+    ((7, -0.5),)
+    """
+    return tuple([pair for pair in pairs if pair[1] > -math.inf])
 
 
 @record
@@ -36,6 +46,8 @@ class ScoreInput:
     """The continuation as text, where the request gave one."""
     joined: bool = False
     """Whether the ids of both spell another text than the request gave; see `Scored.joined`."""
+    top: int = 0
+    """How many of the likeliest tokens of each place are asked for too."""
 
     @property
     def token_ids(self) -> tuple[int, ...]:
@@ -69,6 +81,10 @@ class TokenScores:
     likeliest: tuple[tuple[int, float], ...]
     """For each, the likeliest token there with its log probability; the token itself, where it ties
     with another for the highest.
+    """
+    top: tuple[tuple[tuple[int, float], ...], ...] = ()
+    """For each, as many of the likeliest tokens there as were asked for, best first; empty where
+    none were.
     """
 
     @property

@@ -113,7 +113,9 @@ def _asking(engine: AnyBackend, encoded: Encoded, sent: Encoded) -> Asking:
             return Failure(refused)
         scores = (None,)
         if len(ids) > 1:
-            slot = yield EngineRequest(engine, _continued(encoded), shown=False, same=ids)
+            continued = _continued(encoded)
+            same = (continued.top, ids)
+            slot = yield EngineRequest(engine, continued, shown=False, same=same)
             if not is_ok(slot):
                 return slot
             scores = _logprobs(slot.unwrap())
@@ -301,17 +303,17 @@ def _continued(encoded: Encoded) -> ScoreInput:
     ids = encoded.prompt.token_ids
     first: Prompt = unchecked_replace(encoded.prompt, token_ids=ids[:1], compact_token_ids=ids[:1])
     return ScoreInput(
-        encoded=unchecked_replace(encoded, prompt=first, options=_NEUTRAL), continuation=ids[1:]
+        encoded=unchecked_replace(encoded, prompt=first, options=_NEUTRAL),
+        continuation=ids[1:],
+        top=encoded.options.top_logprobs or 0,
     )
 
 
 def _logprobs(scores: TokenScores) -> PromptLogprobs:
-    """One for each token, with the likeliest one in its place; none for the first."""
-    each = zip(scores.continued.continuation, scores.logprobs, scores.likeliest, strict=True)
+    """One for each token, with the likeliest ones in its place; none for the first."""
+    tops = scores.top if scores.continued.top else [(one,) for one in scores.likeliest]
+    each = zip(scores.continued.continuation, scores.logprobs, tops, strict=True)
     return (
         None,
-        *(
-            TokenLogprob(token_id=token, logprob=logprob, top=(likeliest,))
-            for token, logprob, likeliest in each
-        ),
+        *(TokenLogprob(token_id=token, logprob=logprob, top=top) for token, logprob, top in each),
     )

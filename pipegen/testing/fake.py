@@ -205,7 +205,8 @@ class FakeEngine:
 
     def score(self, inputs: Sequence[ScoreInput]) -> Sequence[Slot[TokenScores]]:
         """Each token has the log probability -1 - id / 1000, and is greedy where its id is even.
-        Else the id before is likelier, with -0.5.
+        Else the id before is likelier, with -0.5. Of other tokens, those with the lowest ids are
+        the likeliest.
 
         Logs the call in `scored`, and fails as `generate` does.
         """
@@ -221,9 +222,18 @@ class FakeEngine:
                     for token_id, logprob in zip(row.continuation, logprobs, strict=True)
                 ]
             )
-            slots.append(
-                Success(TokenScores(continued=row, logprobs=logprobs, likeliest=likeliest))
+            others = [(token_id, -20.0 - token_id) for token_id in range(row.top)]
+            tops = [
+                (best, *[pair for pair in others if pair[0] != best[0]])[: row.top]
+                for best in likeliest
+            ]
+            scores = TokenScores(
+                continued=row,
+                logprobs=logprobs,
+                likeliest=likeliest,
+                top=tuple(tops) if row.top else (),
             )
+            slots.append(Success(scores))
         return slots if self.answers is None else (slots * (self.answers + 1))[: self.answers]
 
     def prepare_image(

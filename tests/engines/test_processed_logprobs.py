@@ -77,6 +77,24 @@ def test_raw_ones_are_refused_there_unless_they_are_the_same(route: pg.Route) ->
         assert [one.logprobs for one in raw] == [one.logprobs for one in own]
 
 
+def test_each_place_of_a_prompt_has_as_many_of_the_likeliest(
+    route: pg.Route, vllm_of: Callable[..., Any]
+) -> None:
+    options = greedy(prompt_logprobs=True, top_logprobs=32, max_new_tokens=0)
+    request = {"prompt": "The cat sat."}
+    with pg.backends.hf("embedded", dtype="float32") as hf:
+        (mine,), (theirs,) = (pg.run(one, [request], options) for one in (route, hf))
+    pairs = zip(
+        (mine.unwrap().prompt_logprobs or ())[1:],
+        (theirs.unwrap().prompt_logprobs or ())[1:],
+        strict=True,
+    )
+    for token, expected in pairs:
+        assert token is not None and expected is not None and len(token.top) == 32
+        best = [value for _, value in expected.top]
+        assert [value for _, value in token.top] == pytest.approx(best, abs=CLOSE)
+
+
 def test_a_vllm_in_its_usual_mode_says_how_to_have_them(vllm_of: Callable[..., Any]) -> None:
     with vllm_of("embedded") as plain:
         for options in ({"temperature": 0.7}, {}):

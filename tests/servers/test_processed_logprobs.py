@@ -86,6 +86,26 @@ def test_they_are_those_that_the_reference_gives(
         held(done[0], options, hf_of(embedded.NAME))
 
 
+def test_each_place_of_a_prompt_has_as_many_of_the_likeliest(
+    saying: tuple[str, str], folder_of: Any, hf_of: Any
+) -> None:
+    options = greedy(prompt_logprobs=True, top_logprobs=32, max_new_tokens=0)
+    asked = [{"prompt": "The cat sat."}]
+    with opened(saying, folder_of(embedded.NAME)) as route:
+        (slot,), (expected,) = (
+            pg.run(one, asked, options) for one in (route, hf_of(embedded.NAME))
+        )
+    pairs = zip(
+        (slot.unwrap().prompt_logprobs or ())[1:],
+        (expected.unwrap().prompt_logprobs or ())[1:],
+        strict=True,
+    )
+    for token, other in pairs:
+        assert len(token.top) == 32
+        best = [value for _, value in other.top]
+        assert [value for _, value in token.top] == pytest.approx(best, abs=CLOSE)
+
+
 def test_raw_ones_are_refused_where_they_are_others(
     saying: tuple[str, str], folder_of: Any
 ) -> None:
@@ -106,5 +126,6 @@ def test_a_server_in_its_usual_mode_refuses_what_it_does_not_give(serving: Any) 
     with serving(f"vllm-{embedded.NAME}").opened() as route:
         (error,) = pg.run(route, [chat("Hi")], greedy(logprobs="processed"))
         assert error.failure().option == "logprobs" and "--logprobs-mode" in error.failure().hint
-        (error,) = pg.run(route, [chat("Hi")], greedy(top_logprobs=32))
-        assert error.failure().option == "top_logprobs" and "20" in error.failure().message
+        for options in ({}, {"prompt_logprobs": True, "max_new_tokens": 0}):
+            (error,) = pg.run(route, [chat("Hi")], greedy(top_logprobs=32, **options))
+            assert error.failure().option == "top_logprobs" and "20" in error.failure().message

@@ -24,6 +24,7 @@ from pipegen.backends.hf.hf_rows import HFRow
 from pipegen.core.errors import BackendFailed, GenerationError, UnsupportedOption
 from pipegen.records.options import GenerationOptions, in_effect
 from pipegen.records.results import TokenLogprob, margin_of
+from pipegen.records.scores import likely
 
 __all__ = ["Sampler", "draw", "narrow", "penalise"]
 
@@ -303,7 +304,7 @@ def _logprob(options: GenerationOptions, values: Sequence[float]) -> TokenLogpro
     return TokenLogprob(
         token_id=int(values[0]),
         logprob=values[2],
-        top=tuple([pair for pair in likeliest if pair[1] > -math.inf]),
+        top=likely(likeliest),
         margin=margin_of(values[3 : min(5, 3 + wide)]),
     )
 

@@ -17,7 +17,7 @@ from pipegen.backends.hf.prefixes import LEAST
 from pipegen.backends.hf.running_batch import RunningBatch
 from pipegen.records.fields import unchecked_replace
 from pipegen.records.results import Encoded
-from pipegen.records.scores import ScoreInput, TokenScores
+from pipegen.records.scores import ScoreInput, TokenScores, likely
 
 __all__ = ["CachedRows", "Context", "Tail", "columns_of", "common_prefixes", "fed", "note"]
 
@@ -30,6 +30,7 @@ class Tail:
     asked: ScoreInput
     logprobs: list[float] = field(default_factory=list)
     likeliest: list[tuple[int, float]] = field(default_factory=list)
+    top: list[tuple[tuple[int, float], ...]] = field(default_factory=list)
 
     @property
     def ids(self) -> tuple[int, ...]:
@@ -40,12 +41,15 @@ class Tail:
         return self.asked.encoded.options.adapter or ""
 
     def clear(self) -> None:
-        self.logprobs, self.likeliest = [], []
+        self.logprobs, self.likeliest, self.top = [], [], []
 
     @property
     def scores(self) -> TokenScores:
         return TokenScores(
-            continued=self.asked, logprobs=tuple(self.logprobs), likeliest=tuple(self.likeliest)
+            continued=self.asked,
+            logprobs=tuple(self.logprobs),
+            likeliest=tuple(self.likeliest),
+            top=tuple(self.top),
         )
 
 
@@ -109,6 +113,10 @@ def note(logits: torch.Tensor, tails: Iterable[tuple[Tail, int]]) -> None:
         tail.likeliest += zip(
             likeliest.tolist(), (highest[:count] - sums[:count]).tolist(), strict=True
         )
+        if tail.asked.top:
+            tops, ids = values[:count].topk(min(tail.asked.top, values.shape[-1]))
+            pairs = zip(ids.tolist(), (tops - sums[:count, None]).tolist(), strict=True)
+            tail.top += [likely(zip(*pair, strict=True)) for pair in pairs]
 
 
 class CachedRows:

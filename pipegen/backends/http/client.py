@@ -51,7 +51,7 @@ def most_bytes(ask: ServerRequest) -> int:
     kept = options.top_k or 0 if options.logprobs == "processed" else 0
     likeliest = 2 + max(options.top_logprobs or 0, kept)
     token = TOKEN + reported + (LIKELIEST * likeliest if options.logprobs else 0)
-    prompt = 2**4 + reported + (2 * LIKELIEST if ask.scored else 0)
+    prompt = 2**4 + reported + ((2 + ask.scored_top) * LIKELIEST if ask.scored else 0)
     pixels = (
         sum(image.width * image.height for image in ask.images)
         if ask.resized and ask.features is None

@@ -258,7 +258,7 @@ def logprob(
     )
 
 
-Scores = tuple[tuple[float, tuple[int, float]], ...]
+Scores = tuple[tuple[float, tuple[int, float], tuple[tuple[int, float], ...]], ...]
 
 
 def scores_of_tables(tables: object, ask: ServerRequest) -> Slot[Scores | None]:
@@ -270,7 +270,7 @@ def scores_of_tables(tables: object, ask: ServerRequest) -> Slot[Scores | None]:
     ...     options=resolve(GenerationOptions()), token_ids=(7, 8), prompt_tokens=2, scored=1
     ... )
     >>> scores_of_tables([None, {"8": {"logprob": -0.5}, "9": {"logprob": -1.0}}], ask).unwrap()
-    ((-0.5, (8, -0.5)),)
+    ((-0.5, (8, -0.5), ()),)
     """
     if not isinstance(tables, list) or len(tables) != ask.prompt_tokens:
         count = len(tables) if isinstance(tables, list) else "no"
@@ -317,10 +317,10 @@ def scores_of_meta(meta: Mapping[str, object], ask: ServerRequest) -> Slot[Score
 
 
 def _scores(pairs: Sequence[tuple[Any, list[Pair]]], ask: ServerRequest) -> Slot[Scores | None]:
-    """Each token's own log probability, and the likeliest token there with its own; what stands for
-    minus infinity is that.
+    """Each token's own log probability, the likeliest token there with its own, and as many of them
+    as were asked for; what stands for minus infinity is that.
     """
-    scores: list[tuple[float, tuple[int, float]]] = []
+    scores: list[tuple[float, tuple[int, float], tuple[tuple[int, float], ...]]] = []
     for place, (token_value, candidates) in enumerate(pairs):
         token = ask.token_ids[len(ask.token_ids) - ask.scored + place]
         numbers = all(
@@ -341,5 +341,7 @@ def _scores(pairs: Sequence[tuple[Any, list[Pair]]], ask: ServerRequest) -> Slot
         logprob, highest = (
             float(value) if value > SENTINEL else -math.inf for value in (token_value, best[1])
         )
-        scores.append((logprob, (best[0], highest)))
+        named = [pair for pair in candidates if pair[1] > SENTINEL]
+        top = sorted(named, key=lambda pair: -pair[1])[: ask.scored_top]
+        scores.append((logprob, (best[0], highest), tuple([(one, float(at)) for one, at in top])))
     return Success(tuple(scores))

@@ -424,7 +424,9 @@ class _Scored(_Whole):
 
     def ask(self, facts: Facts, model: str | None, rid: str) -> Slot[ServerRequest]:
         return _Whole.ask(self, facts, model, rid).map(
-            lambda request: request._replace(scored=len(self.continued.continuation))
+            lambda request: request._replace(
+                scored=len(self.continued.continuation), scored_top=self.continued.top
+            )
         )
 
     def read(self, completions: tuple[Completion, ...]) -> Slot[Any]:
@@ -434,9 +436,14 @@ class _Scored(_Whole):
             return Failure(
                 wrong or MalformedResponse(f"{engine.name} gives no log probabilities of a prompt")
             )
-        logprobs, likeliest = zip(*completion.scores, strict=True)
+        logprobs, likeliest, tops = zip(*completion.scores, strict=True)
         return Success(
-            TokenScores(continued=self.continued, logprobs=logprobs, likeliest=likeliest)
+            TokenScores(
+                continued=self.continued,
+                logprobs=logprobs,
+                likeliest=likeliest,
+                top=tops if self.continued.top else (),
+            )
         )
 
 

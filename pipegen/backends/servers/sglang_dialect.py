@@ -178,7 +178,7 @@ def to_wire(ask: ServerRequest, facts: Facts) -> Slot[WireRequest]:
         # from the token before them on: an earlier start would switch SGLang's prefix cache off
         start, tops = -1, max(ask.options.top_logprobs or 0, MARGIN)
         if ask.scored:
-            start, tops = ask.prompt_tokens - ask.scored - 1, 1
+            start, tops = ask.prompt_tokens - ask.scored - 1, max(1, ask.scored_top)
         body |= {"logprob_start_len": start, "top_logprobs_num": tops}
     return params.map(
         lambda sampling: WireRequest(

@@ -171,8 +171,7 @@ def unsupported(
             f" {options.temperature:g}",
             option="temperature",
         )
-    most = facts.about.get("max_logprobs")
-    most = most if type(most) is int and most >= 0 else None
+    most = most_logprobs(facts)
     if most is not None and (logprobs_asked(options, drawn_is_extra) or 0) > most:
         return more_than(most)
     mode = str(facts.about.get("logprobs_mode"))
@@ -188,6 +187,12 @@ def unsupported(
             words, option="min_new_tokens", hint="leave out min_new_tokens, or ignore_eos"
         )
     return unsupported_with_form(options, "vllm_server")
+
+
+def most_logprobs(facts: Facts) -> int | None:
+    """How many log probabilities of a token the server gives, where it reports a limit."""
+    most = facts.about.get("max_logprobs")
+    return most if type(most) is int and most >= 0 else None
 
 
 def more_than(most: int) -> UnsupportedOption:
@@ -246,7 +251,9 @@ def to_wire(ask: ServerRequest, facts: Facts) -> Slot[WireRequest]:
         if ask.params is None
         else Success(ask.params)
     )
-    scored = {"prompt_logprobs": 1} if ask.scored else {}
+    scored = {"prompt_logprobs": max(1, ask.scored_top)} if ask.scored else {}
+    if (most := most_logprobs(facts)) is not None and ask.scored_top > most:
+        return Failure(more_than(most))
     if "generate" not in facts.lacks:
         if ask.resized and ask.features is None and is_ok(params):
             return (

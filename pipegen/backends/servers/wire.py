@@ -74,6 +74,8 @@ class ServerRequest(NamedTuple):
     """How many of the prompt's last tokens have their log probabilities asked; 0 where a generation
     is.
     """
+    scored_top: int = 0
+    """How many of the likeliest tokens of each such place are asked for too."""
     params: Mapping[str, Any] | None = None
     """Sampling parameters in the server's own words, in place of those of the options."""
     extra_body: Mapping[str, Any] = NOTHING
@@ -133,8 +135,9 @@ class Completion:
     usage: Mapping[str, int] = NOTHING
     features: Any = None
     """What the server made of the images, where that was all that it was asked."""
-    scores: tuple[tuple[float, tuple[int, float]], ...] | None = None
-    """Of each scored token its log probability, and the likeliest token there with its own."""
+    scores: tuple[tuple[float, tuple[int, float], tuple[tuple[int, float], ...]], ...] | None = None
+    """Of each scored token its log probability, the likeliest token there with its own, and as many
+    of the likeliest as were asked for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

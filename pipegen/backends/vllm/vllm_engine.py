@@ -38,6 +38,7 @@ from pipegen.backends.vllm.vllm_rows import VLLMRow, differs, scores_of, vllm_pr
 from pipegen.backends.vllm.vllm_sampling import (
     LOGPROBS_OF,
     MOST_LOGPROBS,
+    fewer,
     sampling_params,
     scoring_params,
     too_many,
@@ -240,9 +241,15 @@ class VLLMEngine(CheckpointEngine):
         what it would change, what only the running engine knows, and what it refuses.
         """
         if isinstance(row, ScoreInput):
-            wrong = unscored(self._checkpoint.load) or self._check(row.whole)
+            wrong = (
+                unscored(self._checkpoint.load)
+                or fewer(row.top, self._most_logprobs)
+                or self._check(row.whole)
+            )
             return (
-                Success((row.whole.prompt, scoring_params())) if wrong is None else Failure(wrong)
+                Success((row.whole.prompt, scoring_params(row.top)))
+                if wrong is None
+                else Failure(wrong)
             )
         options = row.encoded.options
         barred = spellings(options.bad_words, self.tokenizer) if options.bad_words else ()

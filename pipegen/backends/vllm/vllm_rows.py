@@ -20,7 +20,7 @@ from pipegen.engines.protocol import TokensMade
 from pipegen.engines.tokenizer import Tokenizer
 from pipegen.media.image import as_pil
 from pipegen.records.results import Encoded, Finish, Prompt, Raw
-from pipegen.records.scores import ScoreInput, TokenScores
+from pipegen.records.scores import ScoreInput, TokenScores, likely
 
 __all__ = ["VLLMRow", "differs", "scores_of", "vllm_prompt"]
 
@@ -209,6 +209,7 @@ def scores_of(
         )
     logprobs: list[float] = []
     likeliest: list[tuple[int, float]] = []
+    tops: list[tuple[tuple[int, float], ...]] = []
     for index, token in enumerate(ids):
         table = tables[len(all_ids) - len(ids) + index] or {}
         if token not in table:
@@ -226,4 +227,11 @@ def scores_of(
             if logprob >= float(table[best].logprob)
             else (best, float(table[best].logprob))
         )
-    return Success(TokenScores(continued=row, logprobs=tuple(logprobs), likeliest=tuple(likeliest)))
+        if row.top:
+            values = [(int(other), float(entry.logprob)) for other, entry in table.items()]
+            tops.append(likely(sorted(values, key=lambda pair: -pair[1])[: row.top]))
+    return Success(
+        TokenScores(
+            continued=row, logprobs=tuple(logprobs), likeliest=tuple(likeliest), top=tuple(tops)
+        )
+    )

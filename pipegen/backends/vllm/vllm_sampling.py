@@ -17,9 +17,11 @@ from pipegen.records.option_row import LogprobsOf
 from pipegen.records.option_table import wire_fields
 from pipegen.records.options import GenerationOptions
 from pipegen.records.results import TokenLogprob, margin_of
+from pipegen.records.scores import likely
 
 __all__ = [
     "LOGPROBS_OF",
+    "fewer",
     "logprob_of",
     "sampling_params",
     "scoring_params",
@@ -64,18 +66,28 @@ def _params() -> Any:
     return _AsAsked
 
 
+def fewer(top: int, most: int) -> UnsupportedOption | None:
+    """The refusal of more likeliest tokens than vLLM gives; it gives any number where that is
+    negative.
+    """
+    if not 0 <= most < top:
+        return None
+    return UnsupportedOption(
+        f"this vLLM gives the {most} likeliest tokens, not {top}",
+        option="top_logprobs",
+        hint=f"set engine_kwargs={{'max_logprobs': {top}}}, or -1 for all",
+    )
+
+
 def unsupported(
     options: GenerationOptions, most_logprobs: int = MOST_LOGPROBS
 ) -> UnsupportedOption | None:
     """The value that vLLM would change, if there is one: it raises a temperature above 0 to at
     least its own least, with a warning only. Or more likeliest tokens than it gives.
     """
-    if 0 <= most_logprobs < (options.top_logprobs or 0):
-        return UnsupportedOption(
-            f"this vLLM gives the {most_logprobs} likeliest tokens, not {options.top_logprobs}",
-            option="top_logprobs",
-            hint=f"set engine_kwargs={{'max_logprobs': {options.top_logprobs}}}, or -1 for all",
-        )
+    refusal = fewer(options.top_logprobs or 0, most_logprobs)
+    if refusal is not None:
+        return refusal
     from vllm import sampling_params as module
 
     least = float(getattr(module, "_MAX_TEMP", 0.01))
@@ -159,9 +171,9 @@ def sampling_params(
     )
 
 
-def scoring_params() -> Any:
-    """The parameters of a row of which only the log probabilities of its prompt are wanted; vLLM
-    makes one token at least.
+def scoring_params(top: int) -> Any:
+    """The parameters of a row of which only the log probabilities of its prompt are wanted, with
+    so many of the likeliest tokens in each place; vLLM makes one token at least.
     """
     from vllm.sampling_params import RequestOutputKind
 
@@ -169,7 +181,7 @@ def scoring_params() -> Any:
         n=1,
         temperature=0.0,
         max_tokens=1,
-        prompt_logprobs=1,
+        prompt_logprobs=max(1, top),
         ignore_eos=True,
         detokenize=False,
         output_kind=RequestOutputKind.FINAL_ONLY,
@@ -197,8 +209,7 @@ def logprob_of(
     if not math.isfinite(values.get(token_id, math.nan)):
         return None
     likeliest = sorted(values.items(), key=lambda entry: -entry[1])[:top]
-    likeliest = [entry for entry in likeliest if entry[1] > -math.inf]
     margin = margin_of(values.values()) if most_logprobs < 0 or most_logprobs >= 2 else None
     return TokenLogprob(
-        token_id=token_id, logprob=values[token_id], top=tuple(likeliest), margin=margin
+        token_id=token_id, logprob=values[token_id], top=likely(likeliest), margin=margin
     )

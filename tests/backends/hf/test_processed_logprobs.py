@@ -15,6 +15,7 @@ import torch
 from transformers import AutoModelForImageTextToText
 
 import pipegen as pg
+from pipegen.cli import main
 from pipegen.engines.plugin import Plugin
 
 MODEL = Path(pg.__file__).parent / "embedded" / "weights"
@@ -213,3 +214,46 @@ def test_more_than_the_model_has_are_refused_by_name() -> None:
     (error, *_) = pg.run(embedded(), PROMPTS, {"top_logprobs": size + 1})
     assert isinstance(error.failure(), pg.UnsupportedOption)
     assert error.failure().option == "top_logprobs" and str(size) in error.failure().message
+
+
+@pytest.mark.parametrize("count", [0, 1, 5, "all"])
+def test_each_place_of_a_prompt_has_as_many_of_the_likeliest(count: Any) -> None:
+    count = reference().config.text_config.vocab_size if count == "all" else count
+    options = {"prompt_logprobs": True, "top_logprobs": count, "max_new_tokens": 0}
+    for slot in pg.run(embedded(), [*PROMPTS, PROMPTS[0]], options):
+        result = slot.unwrap()
+        ids = torch.tensor([result.prompt_token_ids])
+        with torch.no_grad():
+            table = reference()(ids).logits[0, :-1].float().log_softmax(-1)
+        first, *others = result.prompt_logprobs or ()
+        assert first is None and len(others) == len(table)
+        for token, row in zip(others, table, strict=True):
+            best = row.topk(max(count, 1)).values.tolist()
+            assert token is not None
+            assert [value for _, value in token.top] == pytest.approx(best, abs=CLOSE)
+            assert len(token.top_texts) == len(token.top)
+
+
+def test_distributions_are_columns_of_lists(tmp_path: Path) -> None:
+    parquet = pytest.importorskip("pyarrow.parquet")
+    for name, count in (("many", 32), ("none", None)):
+        requests, out = tmp_path / "in.jsonl", tmp_path / f"{name}.parquet"
+        requests.write_text('{"prompt": "The cat"}\n{"prompt": "b 1 2"}\n')
+        options = ["--prompt-logprobs", "--top-logprobs", str(count)] if count else []
+        command = ["generate", str(requests), "-o", str(out), "--model", "embedded"]
+        with pytest.raises(SystemExit) as ended:
+            main([*command, "--max-new-tokens", "6", *options])
+        assert ended.value.code == 0
+        table = parquet.read_table(out)
+        for place, ids in (("", "token_ids"), ("prompt_", "prompt_token_ids")):
+            rows = table[f"{place}top_logprobs"].to_pylist()
+            if count is None:
+                assert rows == [None, None]
+                continue
+            for row, tokens in zip(rows, table[ids].to_pylist(), strict=True):
+                assert len(row["token_ids"]) == len(row["logprobs"]) == len(tokens)
+                sizes = [*map(len, row["token_ids"])]
+                assert sizes == [*map(len, row["logprobs"])]
+                assert sizes == [0 if place and not at else 32 for at in range(len(tokens))]
+                best = [values[0] for values in row["token_ids"] if values]
+                assert place or best == tokens  # greedy

@@ -45,7 +45,7 @@ def test_a_whole_number_beyond_all_floats_is_no_logprob(number: int) -> None:
     read = scores_of_tables([None, {"8": {"logprob": -0.5}, "9": {"logprob": number}}], ask)
     # minus infinity is one
     assert (
-        (read.unwrap() == ((-0.5, (8, -0.5)),))
+        (read.unwrap() == ((-0.5, (8, -0.5), ()),))
         if number < 0
         else isinstance(read.failure(), MalformedResponse)
     )

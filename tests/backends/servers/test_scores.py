@@ -39,7 +39,7 @@ META = {
     "input_token_logprobs": [[None, 2, None], [-0.5, 3, None], [-1.5, 4, None]],
     "input_top_logprobs": [None, [[-0.25, 7, None]], [[-1.5, 8, None]]],
 }
-SCORES = ((-0.5, (7, -0.25)), (-1.5, (4, -1.5)))
+SCORES = ((-0.5, (7, -0.25), ()), (-1.5, (4, -1.5), ()))
 
 
 def by_ids(**more: Any) -> dict[str, Any]:
@@ -90,6 +90,20 @@ def test_answers_are_read_and_a_tie_is_greedy() -> None:
     assert sglang_dialect.from_wire(by_meta(), ASK).unwrap()[0].scores == SCORES
 
 
+def test_as_many_of_the_likeliest_as_were_asked_for_are_read_best_first() -> None:
+    asked = ASK._replace(scored_top=2)
+    params = vllm_dialect.to_wire(asked, Facts()).unwrap().body["sampling_params"]
+    assert params["prompt_logprobs"] == 2
+    tables = [*TABLES[:3], {"4": {"logprob": -1.5}, "9": {"logprob": -9999.0}}]
+    scores = vllm_dialect.from_wire(by_ids(prompt_logprobs=tables), asked).unwrap()[0].scores
+    assert scores is not None
+    assert [top for _, _, top in scores] == [((7, -0.25), (3, -0.5)), ((4, -1.5),)]
+    error = vllm_dialect.to_wire(asked, Facts(about={"max_logprobs": 1})).failure()
+    assert isinstance(error, pg.UnsupportedOption) and error.option == "top_logprobs"
+    body = sglang_dialect.to_wire(asked, Facts()).unwrap().body or {}
+    assert body["top_logprobs_num"] == 2
+
+
 def test_sglang_writes_0_for_the_last_id_of_the_vocabulary() -> None:
     own = [*META["input_token_logprobs"][:2], [-1.5, 0, None]]
     assert (
@@ -106,8 +120,8 @@ def test_sglang_writes_0_for_the_last_id_of_the_vocabulary() -> None:
 def test_what_stands_for_minus_infinity_is_that() -> None:
     tables = [*TABLES[:3], {"4": {"logprob": -9999.0}, "8": {"logprob": -0.5}}]
     assert vllm_dialect.from_wire(by_ids(prompt_logprobs=tables), ASK).unwrap()[0].scores == (
-        (-0.5, (7, -0.25)),
-        (-math.inf, (8, -0.5)),
+        (-0.5, (7, -0.25), ()),
+        (-math.inf, (8, -0.5), ()),
     )
 
 
