@@ -294,7 +294,7 @@ def server() -> Rows:
 
 SHARED, NEW = 600, 16
 ROWS = 64
-"""Rows that run side by side where they share; the peers may run as many."""
+"""Rows that run side by side where they share; vLLM may run as many."""
 
 
 def prefix() -> Rows:
@@ -317,7 +317,7 @@ def prefix() -> Rows:
     config: Any = GenerationConfig
     settings = config(max_new_tokens=NEW, do_sample=False, eos_token_id=-1, pad_token_id=0)
     bounded = ContinuousBatchingConfig(
-        num_blocks=ROWS * 24, page_size=32, max_batch_tokens=512, max_requests_per_batch=ROWS
+        num_blocks=32 * 24, page_size=32, max_batch_tokens=512, max_requests_per_batch=32
     )
 
     def ours(name: str, memory: int | None) -> float:

@@ -1,7 +1,7 @@
 """Beginnings that rows share: held once and read once by each step, beside copies of them in every
 row; and the peers. Run by `nox -s bench -- shared`.
 
-    python tests/bench/shared.py [prompts] [samples] [choices] [alone]
+    python tests/bench/shared.py [prompts] [batch] [samples] [choices] [alone]
 
 The two ways are one build: copies are held where the least number of columns that sharing must save
 is infinite. They take turns, and the median of the ratios counts. Seconds are the processor's.
@@ -129,25 +129,36 @@ def equal(ours: Way, theirs: Way) -> str:
 
 
 def prompts() -> Rows:
-    """64 prompts of 600 shared tokens and 10 to 60 of their own, 48 new ones; and the peers."""
+    """64 prompts of 600 shared tokens and 10 to 60 of their own, 48 new ones; and vLLM."""
+    said, asked = _begin_alike()
+    vllm = BesideVllm(str(smollm2()), asked, 48, ROWS)
+    ours, theirs = in_turn(made(48, asked), made(2, asked[:8]), (vllm,))
+    if ours.answers != theirs.answers:
+        raise AssertionError("sharing changed the ids")
+    beside = vllm.row(said, ours.seconds, ours.answers, "at least 1.1", GROUP)
+    return [compared(said, ours, theirs, "at least 1", "the same ids"), beside]
+
+
+def batch() -> Rows:
+    """The same prompts, by transformers' continuous batching."""
+    said, asked = _begin_alike()
+    theirs = Batch(str(smollm2()), asked)
+    ours, _ = in_turn(made(48, asked), made(2, asked[:8]), (theirs,))
+    return [theirs.row(said, ours)]
+
+
+def _begin_alike() -> tuple[str, list[Ids]]:
     chance = random.Random(2)
     head = drawn(chance, 600)
     asked = [head + drawn(chance, chance.randint(10, 60)) for _ in range(some(64))]
-    folder = str(smollm2())
-    vllm, batch = BesideVllm(folder, asked, 48, ROWS), Batch(folder, asked)
-    ours, theirs = in_turn(made(48, asked), made(2, asked[:8]), (vllm, batch))
-    if ours.answers != theirs.answers:
-        raise AssertionError("sharing changed the ids")
-    said = f"{len(asked)} prompts, 600 shared tokens, 10 to 60 of their own, 48 new, SmolLM2-135M"
-    return [
-        compared(said, ours, theirs, "at least 1", "the same ids"),
-        vllm.row(said, ours.seconds, ours.answers, "at least 1.1", GROUP),
-        batch.row(said, ours),
-    ]
+    shape = "600 shared tokens, 10 to 60 of their own, 48 new, SmolLM2-135M"
+    return f"{len(asked)} prompts, {shape}", asked
 
 
 class Batch:
-    """transformers' continuous batching, at the same prompts."""
+    """transformers' continuous batching, 32 rows side by side: its attention goes over the columns
+    of all of them for each, so that more of them are slower.
+    """
 
     def __init__(self, folder: str, asked: list[Ids]) -> None:
         from transformers import AutoModelForCausalLM, ContinuousBatchingConfig, GenerationConfig
@@ -160,10 +171,10 @@ class Batch:
                 max_new_tokens=48, do_sample=False, eos_token_id=-1, pad_token_id=0
             ),
             "continuous_batching_config": ContinuousBatchingConfig(
-                num_blocks=ROWS * 24,
+                num_blocks=32 * 24,
                 page_size=32,
                 max_batch_tokens=512,
-                max_requests_per_batch=ROWS,
+                max_requests_per_batch=32,
             ),
         }
         self.seconds: list[float] = []
@@ -248,7 +259,7 @@ def alone() -> Rows:
     return [compared(said, ours, theirs, "at least 0.98", equal(ours, theirs))]
 
 
-PARTS = {part.__name__: part for part in (prompts, samples, choices, alone)}
+PARTS = {part.__name__: part for part in (prompts, batch, samples, choices, alone)}
 
 if __name__ == "__main__":
     lines: Rows = []
