@@ -26,7 +26,7 @@ ORDER = (
     "alone-answers",
     "alone-memory",
 )
-ORDER += ("alone-starting", "start", "vllm", "plugins", "forms", "flow", "shared", "servers")
+ORDER += ("alone-starting", "start", "vllm", "plugins", "forms", "flow", "shared", "adapters", "servers")
 GROUPS = (
     "Hugging Face, text",
     "Hugging Face, images",
@@ -37,8 +37,8 @@ GROUPS = (
     "Plugins",
     "The form of answers",
 )
-GROUPS += ("Continuous feeding", "Shared beginnings", "Servers")
-WHOLE = ("A cold start", "Shared beginnings")
+GROUPS += ("Continuous feeding", "Shared beginnings", "Adapters", "Servers")
+WHOLE = ("A cold start", "Shared beginnings", "Adapters")
 """Groups of which the page has each row."""
 HEAD, FIGURES = (
     ("<!-- headlines -->", "<!-- end of headlines -->"),
