@@ -26,7 +26,7 @@ ORDER = (
     "alone-answers",
     "alone-memory",
 )
-ORDER += ("alone-starting", "start", "vllm", "plugins", "forms", "flow", "shared", "servers")
+ORDER += ("alone-starting", "start", "vllm", "plugins", "forms", "flow", "shared", "adapters", "servers")
 GROUPS = (
     "Hugging Face, text",
     "Hugging Face, images",
@@ -37,7 +37,7 @@ GROUPS = (
     "Plugins",
     "The form of answers",
 )
-GROUPS += ("Continuous feeding", "Shared beginnings", "Servers")
+GROUPS += ("Continuous feeding", "Shared beginnings", "Adapters", "Servers")
 HEAD, FIGURES = (
     ("<!-- headlines -->", "<!-- end of headlines -->"),
     (
