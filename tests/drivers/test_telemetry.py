@@ -404,6 +404,37 @@ def test_a_conversation_has_one_span_with_the_tokens_of_all_its_turns(
     assert SECRET not in recorded.text
 
 
+@pytest.mark.parametrize("kind", ["hf", "vllm_server", "openai_server"])
+@pytest.mark.parametrize("driver", ["run", "imap", "stream", "astream"])
+def test_every_engine_has_the_tokens_of_its_samples_and_its_first_one(
+    recorded: Recorded, driver: str, kind: str, tmp_path: Path
+) -> None:
+    pytest.importorskip("torch")
+    backends: Any = pg.backends
+    with FaultyServer() as server:
+        more = {} if kind == "hf" else {"base_url": server.url}
+        with getattr(backends, kind)("embedded", **more) as route:
+            options = {"samples": 2, "temperature": 1.0, "max_new_tokens": 5}
+            asked = [{**request, "options": options} for request in requests(2)]
+            given = DRIVERS[driver](route, asked, tmp_path)
+    slots = [item.slot if isinstance(item, pg.Done) else item for item in given]
+    results = [slot.unwrap() for slot in slots if not isinstance(slot, pg.Delta)]
+    spans = [dict(span.attributes) for span in recorded.spans]
+    assert len(spans) == len(results) == 2
+    for span in spans:
+        assert span["gen_ai.request.model"] == "embedded"
+        assert span["gen_ai.provider.name"] == kind.partition("_")[0]
+        assert len(span["gen_ai.response.finish_reasons"]) == 2
+        first = span.get("gen_ai.response.time_to_first_chunk")
+        assert (first is not None) == (kind == "hf" or driver.endswith("stream"))
+    for name, count in {
+        "output": lambda result: sum(each.completion_tokens for each in result.samples),
+        "input": lambda result: result.prompt_tokens,
+    }.items():
+        wanted = sorted(map(count, results))
+        assert sorted(span[f"gen_ai.usage.{name}_tokens"] for span in spans) == wanted
+
+
 def test_the_next_turn_of_a_conversation_is_a_request_of_its_own(recorded: Recorded) -> None:
     route = pg.route(FakeEngine(REPLY))
     first = pg.run(route, requests(1))[0].unwrap()
