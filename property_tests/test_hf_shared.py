@@ -41,7 +41,8 @@ def engine(family: str, memory: int | None = None, size: int = 4) -> Any:
                 model=folder, dtype="float32", batch_size=size, prefix_memory_bytes=memory
             )
         )
-        _ = made.computing.loaded(), made.eos_token_ids, made.tokenizer.raw
+        tokenizer: Any = made.tokenizer
+        _ = made.computing.loaded(), made.eos_token_ids, tokenizer.raw
     for shares in (made.computing.prefixes, made.computing.scored_prefixes):
         shares._least, shares._saved, shares._held = 2, 4, 2
     made.computing.sharing = 2 * size
