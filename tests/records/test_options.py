@@ -418,3 +418,19 @@ def test_a_bad_word_is_more_than_white_space(words: Any) -> None:
     with pytest.raises(InvalidField, match="bad_words takes"):
         GenerationOptions(bad_words=words)
     assert GenerationOptions(bad_words=[" no"]).bad_words == (" no",)
+
+
+@pytest.mark.parametrize(
+    ("given", "kept"),
+    [(True, True), (False, False), ("raw", True), ("Processed", "processed")],
+)
+def test_logprobs_name_their_distribution(given: Any, kept: Any) -> None:
+    options = options_from({"logprobs": given})
+    assert options.logprobs == kept and type(options.logprobs) is type(kept)
+    assert resolve(options, GenerationOptions(logprobs=True)).logprobs == kept
+
+
+@pytest.mark.parametrize("given", [2, "logits", 1.0, []])
+def test_logprobs_of_other_names_are_refused(given: Any) -> None:
+    with pytest.raises(InvalidField, match="takes True or False, or 'raw' or 'processed', not"):
+        options_from({"logprobs": given})

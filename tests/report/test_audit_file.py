@@ -70,6 +70,7 @@ def changed(
     [
         {},
         {"logprobs": True},
+        {"logprobs": "processed", "temperature": 0.6, "top_k": 5, "seed": 2},
         {"temperature": 1.0, "seed": 2},
         {"temperature": 0.8, "top_p": 0.9, "top_k": 5, "min_p": 0.05, "seed": 2},
         {"min_new_tokens": 8},

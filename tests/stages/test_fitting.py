@@ -47,6 +47,17 @@ def fit(prompt_tokens: int, context_length: int | None, **options: Any) -> Slot[
     return check_fit(encoded, engine(context_length))
 
 
+def test_no_more_of_the_likeliest_tokens_than_the_model_has() -> None:
+    known = dataclasses.replace(engine(None), vocab_size=9)
+    encoded = fit(1, None, top_logprobs=9).unwrap()
+    assert is_ok(check_fit(encoded, known))
+    more = dataclasses.replace(encoded, options=resolve(GenerationOptions(top_logprobs=10)))
+    assert is_ok(check_fit(more, engine(None)))
+    error = check_fit(more, known).failure()
+    assert isinstance(error, UnsupportedOption)
+    assert (error.option, error.hint) == ("top_logprobs", "at most 9")
+
+
 def wanted(slot: Slot[Encoded]) -> tuple[int | None, int | None]:
     return slot.unwrap().options.max_new_tokens, slot.unwrap().clipped_from
 

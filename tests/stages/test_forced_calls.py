@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Sequence
 from typing import Any
@@ -164,6 +165,35 @@ def test_log_probabilities_of_a_call_take_an_engine_that_scores() -> None:
         "logprobs",
         "fake gives no log probabilities of tokens that are not sampled",
     )
+
+
+@pytest.mark.parametrize("top", [0, 3])
+def test_what_is_forced_is_certain_to_what_was_sampled_from(top: int) -> None:
+    class Sure(Unscored):
+        """Each sampled token has the log probability -1."""
+
+        def generate(self, inputs: Sequence[Encoded]) -> Any:
+            answers = super().generate(inputs)
+            return [
+                slot.map(
+                    lambda raw: dataclasses.replace(
+                        raw,
+                        logprobs=tuple(
+                            [pg.TokenLogprob(token_id=one, logprob=-1.0) for one in raw.token_ids]
+                        ),
+                    )
+                )
+                for slot in answers
+            ]
+
+    of = Sure(engine().script)
+    options = {"logprobs": "processed", "top_logprobs": top}
+    result = asked(of, tool_choice="add", **options).unwrap()
+    assert result.logprobs is not None and result.forced
+    for place, token in enumerate(result.logprobs):
+        assert token.token_id == result.token_ids[place]
+        assert token.logprob == (0.0 if place in result.forced else -1.0)
+        assert token.top == (((token.token_id, 0.0),) if top and place in result.forced else ())
 
 
 def test_a_call_whose_scores_fail_fails() -> None:
