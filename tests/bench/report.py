@@ -26,7 +26,17 @@ ORDER = (
     "alone-answers",
     "alone-memory",
 )
-ORDER += ("alone-starting", "start", "vllm", "plugins", "forms", "flow", "shared", "adapters", "servers")
+ORDER += (
+    "alone-starting",
+    "start",
+    "vllm",
+    "plugins",
+    "forms",
+    "flow",
+    "shared",
+    "adapters",
+    "servers",
+)
 GROUPS = (
     "Hugging Face, text",
     "Hugging Face, images",
