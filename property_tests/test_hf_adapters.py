@@ -16,7 +16,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 pytest.importorskip("peft")
 
-from support.adapters import IMAGES, write_adapter  # noqa: E402
+from support.adapters import IMAGES, LANGUAGE, write_adapter  # noqa: E402
 
 import pipegen as pg  # noqa: E402
 
@@ -30,8 +30,8 @@ NAMES = ("", "a", "b")
 def adapters(kind: str) -> dict[str, str]:
     """Two adapters: whose rows go through one pass, or not, since one sees the pieces of images."""
     root = Path(tempfile.mkdtemp())
-    targets = () if kind == "together" else (IMAGES,)
-    return {"a": write_adapter(root / "a", 1), "b": write_adapter(root / "b", 2, *targets)}
+    targets = LANGUAGE if kind == "together" else IMAGES
+    return {"a": write_adapter(root / "a", 1), "b": write_adapter(root / "b", 2, targets)}
 
 
 @functools.cache

@@ -428,3 +428,20 @@ def test_a_model_that_cannot_be_read_ends_the_look_at_its_earlier_identities() -
 
     with pytest.raises(pg.BackendFailed, match="no such file"):
         history.earlier_models(pg.route(Engine("a")))
+
+
+def test_an_adapter_that_has_changed_counts_for_the_rows_that_name_it(tmp_path: Path) -> None:
+    requests = [
+        {**row, "options": {"adapter": name}} for row, name in zip(PROMPTS[:4], "aabb", strict=True)
+    ]
+    first, other = (pg.route(Set(adapters={"a": digest, "b": "same"})) for digest in ("one", "two"))
+    run(tmp_path, requests, route=first)
+    job = run(tmp_path, requests, route=other)
+    assert (job.reused, job.changed) == (2, ("the adapter 'a' is another",))
+    assert run(tmp_path, requests, route=other).reused == 4
+    # where the run names it
+    folder = tmp_path / "of the run"
+    run(folder, PROMPTS, {"adapter": "a"}, first)
+    job = run(folder, PROMPTS, {"adapter": "a"}, other)
+    assert (job.reused, job.made_before) == (0, (0, ((6, "another adapter 'a'"),)))
+    assert run(folder, PROMPTS, {"adapter": "a"}, other).reused == 6

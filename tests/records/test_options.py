@@ -60,6 +60,7 @@ def test_an_unknown_option_is_refused_and_the_nearest_named(make: Any) -> None: 
         ("logprobs", 1, "True or False"),
         ("on_overflow", "cut", "'error', 'clip'"),
         ("stop", "END", "tuple of stop strings"),
+        ("adapter", 3, "the name of an adapter"),
         ("decode", 3, "DecodeOptions"),
     ],
 )
