@@ -77,6 +77,7 @@ def test_the_python_blocks_of_a_page_run_and_print_what_it_shows(
         pytest.importorskip("fastapi")
     if "import GRPOConfig" in page.read_text(encoding="utf-8"):
         pytest.importorskip("trl")
+        pytest.importorskip("verl")
     parser = PythonCodeBlockParser(doctest_optionflags=doctest.NORMALIZE_WHITESPACE)
     for example in sybil.Sybil(parsers=[parser]).parse(page).examples():
         example.evaluate()

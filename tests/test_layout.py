@@ -57,7 +57,7 @@ BUDGETS = {
     "config": 8_300,
     "ending": 7_650,
     "engines": 7_550,
-    "contrib": 7_270,
+    "contrib": 8_850,
     "plugins": 5_450,
     "evals": 5_150,
     "embedded": 50,
