@@ -41,7 +41,7 @@ ROOMS = (
 )
 """Each imports only itself and those before it."""
 BUDGETS = {
-    "backends": 121_650,
+    "backends": 124_250,
     "cli": 40_200,
     "records": 37_850,
     "report": 33_550,

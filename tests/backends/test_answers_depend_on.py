@@ -175,7 +175,7 @@ def test_the_model_counts_by_its_content(
     elif name == "revision":
         folders = {"one": model, "tag": same, "two": other}
         monkeypatch.setattr(
-            "transformers.utils.hub.cached_file",
+            "huggingface_hub.hf_hub_download",
             lambda source, file, revision=None: str(folders[revision] / file),
         )
         monkeypatch.setattr(Checkpoint, "own_dtype", "bfloat16")

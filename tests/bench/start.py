@@ -14,13 +14,22 @@ from pathlib import Path
 from typing import Any
 
 from measure import REPEATS, fresh_processes, paired, peaks, row, write
+from support.canned_server import Canned, CannedServer
 
 GROUP = "A cold start"
 ROWS = 100
+FROM_SERVER = "a first answer through a token server"
 ANSWER = """
 import pipegen as pg
 with pg.backends.hf("embedded") as route:
     pg.run(route, [{"prompt": "Hi"}], {"max_new_tokens": 1})
+"""
+SERVER = """
+import sys
+import pipegen as pg
+with pg.backends.vllm_server("embedded", base_url=sys.argv[1]) as route:
+    (slot,) = pg.run(route, [{"prompt": "Hi"}], {"max_new_tokens": 2})
+assert pg.is_ok(slot), slot
 """
 CLASS = """
 import transformers
@@ -37,8 +46,8 @@ COMMANDS = {
 MODEL = ("--model", "embedded", "--max-new-tokens", "2")
 
 
-def measured(folder: Path) -> list[dict[str, Any]]:
-    """The rows, from a folder that holds two finished jobs."""
+def measured(folder: Path, address: str) -> list[dict[str, Any]]:
+    """The rows, from a folder for two finished jobs, and a token server."""
     python, tool = sys.executable, str(Path(sys.executable).with_name("pipegen"))
     for name, count in (("one", 1), ("many", ROWS)):
         lines = (json.dumps({"id": str(n), "prompt": f"Say {n}."}) for n in range(count))
@@ -49,6 +58,7 @@ def measured(folder: Path) -> list[dict[str, Any]]:
         "import torch": (python, "-c", "import torch"),
         "the model's class": (python, "-c", CLASS),
         "a first answer": (python, "-c", ANSWER),
+        FROM_SERVER: (python, "-c", SERVER, address),
         **{
             name: (tool, *given, *(MODEL if given[0] == "generate" else ()))
             for name, given in COMMANDS.items()
@@ -67,10 +77,15 @@ def measured(folder: Path) -> list[dict[str, Any]]:
 
     return [
         *(beside(name, "import torch", "at most 0.35") for name in COMMANDS),
+        beside(FROM_SERVER, "import torch", "at most 0.5"),
         beside("a first answer", "the model's class", "at most 1.05"),
     ]
 
 
 if __name__ == "__main__":
-    with tempfile.TemporaryDirectory() as made:
-        write("start", measured(Path(made)))
+    reply = {"index": 0, "token_ids": [931, 1126], "finish_reason": "stop"}
+    with (
+        tempfile.TemporaryDirectory() as made,
+        CannedServer(Canned({"request_id": "1", "choices": [reply]})) as server,
+    ):
+        write("start", measured(Path(made), server.url))

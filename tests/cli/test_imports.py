@@ -65,3 +65,64 @@ def test_a_command_that_asks_no_engine_imports_nothing_heavy(
     folder: Path, arguments: tuple[str, ...]
 ) -> None:
     assert imported_by(folder, *arguments) == set()
+
+
+ASKS = """
+import json, sys
+import pipegen as pg
+server, address, model = sys.argv[1:]
+made = getattr(pg.backends, server)
+with made(model, base_url=address) as route:
+    (slot,) = pg.run(route, [{"messages": [{"role": "user", "content": "Hi"}]}])
+assert pg.is_ok(slot), slot
+print(json.dumps(sorted({name.split(".")[0] for name in sys.modules})))
+"""
+REPLIES = {
+    "vllm_server": {
+        "request_id": "1",
+        "choices": [{"index": 0, "token_ids": [931, 1126], "finish_reason": "stop"}],
+    },
+    "sglang_server": {
+        "text": "",
+        "output_ids": [931, 1126],
+        "meta_info": {
+            "id": "1",
+            "finish_reason": {"type": "stop", "matched": 1126},
+            "prompt_tokens": 16,
+            "completion_tokens": 2,
+        },
+    },
+}
+NEEDED = {"tokenizers", "jinja2", "asyncio", "aiohttp"}
+"""What an answer of a token server takes."""
+
+
+@pytest.mark.parametrize("server", REPLIES)
+def test_a_first_answer_of_a_token_server_imports_neither_torch_nor_transformers(
+    server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once the checkpoint's files have been read by transformers."""
+    pytest.importorskip("aiohttp")
+    from support.canned_server import Canned, CannedServer
+
+    from pipegen import embedded
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    with CannedServer(Canned(REPLIES[server])) as running:
+        first, second = (
+            subprocess.run(
+                [sys.executable, "-P", "-c", ASKS, server, running.url, embedded.path()],
+                capture_output=True,
+                text=True,
+                check=True,
+            )
+            for _ in range(2)
+        )
+    assert "transformers" in json.loads(first.stdout)
+    assert HEAVY & set(json.loads(second.stdout)) == NEEDED
+
+
+def test_an_estimate_of_texts_imports_what_renders_them_alone(folder: Path) -> None:
+    command = ("estimate", "in.jsonl", "--model", "embedded")
+    imported_by(folder, *command)
+    assert imported_by(folder, *command) <= {"tokenizers", "jinja2"}

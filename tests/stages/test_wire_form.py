@@ -113,11 +113,11 @@ def test_a_template_that_adds_to_content_takes_none() -> None:
 
 def test_a_template_that_writes_calls_only_beside_null_gets_null() -> None:
     """From 5.23 on, transformers takes nulls out of messages."""
-    from pipegen.backends.checkpoint.tokenizers import message_rewrites
+    from pipegen.backends.checkpoint.chat_jinja import rendering
 
     for content in (None, ""):
         slot = rendered(BESIDE_NULL, USER, calling('{"a": 1}', content))
-        if "null" in message_rewrites():
+        if "null" in rendering().rewrites:
             assert isinstance(slot.failure(), TemplateFailed)
         else:
             assert '<call>look{"a": 1}' in (slot.unwrap().text or "")

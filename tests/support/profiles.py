@@ -1,9 +1,9 @@
-"""How every test begins: with a profile of Hypothesis, which is `quick` (the default), `ci` for more
-examples, or `nightly` to search for long; and with a garbage collector that does not go through
-what was there before the first test, and what a test has imported.
+"""How every test begins: with a profile of Hypothesis, which is `quick` (the default), `few` for
+mutants, `ci` for more examples, or `nightly` to search for long; and with a garbage collector that
+does not go through what was there before the first test, and what a test has imported.
 
-`quick` and `ci` try the same examples each time, so a test run does not depend on chance; only
-`nightly` draws new ones. Chosen by `pytest property_tests --hypothesis-profile=nightly` or by the
+All but `nightly` try the same examples each time, so a test run does not depend on chance; it alone
+draws new ones. Chosen by `pytest property_tests --hypothesis-profile=nightly` or by the
 environment variable HYPOTHESIS_PROFILE. The `conftest.py` of each folder of tests takes its
 hooks from here.
 """
@@ -23,6 +23,7 @@ __all__ = ["pytest_collection_finish", "pytest_configure", "pytest_runtest_logfi
 # No deadline: the machine may be busy, and a slow example is not a wrong one.
 ALWAYS = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("quick", ALWAYS, max_examples=60, derandomize=True, print_blob=True)
+settings.register_profile("few", ALWAYS, max_examples=15, derandomize=True, print_blob=True)
 settings.register_profile("ci", ALWAYS, max_examples=200, derandomize=True, print_blob=True)
 settings.register_profile("nightly", ALWAYS, max_examples=5_000, derandomize=False)
 

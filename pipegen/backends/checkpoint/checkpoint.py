@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,7 @@ from pipegen.backends.checkpoint.load_errors import (
 from pipegen.backends.checkpoint.locate import (
     EMBEDDED,
     cached_json,
+    fetched,
     has_weights,
     instead_of,
     locate,
@@ -102,19 +104,12 @@ class Checkpoint:
         """Where the checkpoint's files are, and its adapter's."""
         here = {self.source: "config.json"}
         here |= {} if self.load.adapter is None else {str(self.load.adapter): "adapter_config.json"}
-        if all((Path(folder) / name).is_file() for folder, name in here.items()):
+        if all(Path(folder).is_dir() for folder in here):
             return tuple(map(Path, here))
-        need("transformers", "hf", "reading a checkpoint")
-        from transformers.utils.hub import cached_file
-
+        revisions = {self.source: self.load.revision}
         with loading(self.load, "the files", self.source, hint=instead_of(self.source)):
-            files = [cached_file(self.source, "config.json", revision=self.load.revision)]
-            files += (
-                [cached_file(self.load.adapter, "adapter_config.json")]
-                if self.load.adapter is not None
-                else []
-            )
-            return tuple(Path(str(file)).parent for file in files)
+            files = (fetched(where, name, revisions.get(where)) for where, name in here.items())
+            return tuple(file.parent for file in files)
 
     @property
     def identity(self) -> str:
@@ -230,9 +225,9 @@ class Checkpoint:
         )
         with loading(self.load, "the tokenizer", self.source, hint=hint):
             require_whole(self.source, self.load.revision, *_OF_TOKENIZER)
-            tokenizer, renderer = load_tokenizer(self.source, **self._where)
-            tokenizer.raw("a")  # settings of the wrong type raise at the first call
-            if len(tokenizer.control_tokens) >= tokenizer.raw.backend_tokenizer.get_vocab_size(
+            tokenizer, renderer = load_tokenizer(self.source, model=self.fact.model, **self._where)
+            tokenizer.source("a")  # settings of the wrong type raise at the first call
+            if len(tokenizer.control_tokens) >= tokenizer.source.backend_tokenizer.get_vocab_size(
                 with_added_tokens=True
             ):
                 raise ValueError(
@@ -257,7 +252,6 @@ class Checkpoint:
     @cached_property
     def generation_config(self) -> immutabledict[str, Any]:
         """The checkpoint's own generation settings, frozen; empty where it has none."""
-        need("transformers", "hf", "reading a checkpoint")
         with loading(self.load, "generation_config.json", self.source):
             require_whole(self.source, self.load.revision, "generation_config.json")
             settings: immutabledict[str, Any] = mapping(
@@ -267,9 +261,10 @@ class Checkpoint:
 
     @cached_property
     def eos_token_ids(self) -> tuple[int, ...]:
-        """All end tokens: of the generation settings, else of the configuration, else of the
-        tokenizer. An id of 0 counts as any other.
-        """
+        """All end tokens, of the generation settings, the configuration, or the tokenizer."""
+        return tuple(self.fact("eos_token_ids", self._end_tokens))
+
+    def _end_tokens(self) -> list[int]:  # an id of 0 counts as any other
         text = self.config.get_text_config()
         candidates = (
             self.generation_config.get("eos_token_id"),
@@ -277,9 +272,10 @@ class Checkpoint:
             getattr(self.config, "eos_token_id", None),
         )
         value = next(
-            (ids for ids in (*candidates, self.tokenizer.raw.eos_token_id) if ids is not None), ()
+            (ids for ids in (*candidates, self.tokenizer.source.eos_token_id) if ids is not None),
+            (),
         )
-        ids = tuple(value) if isinstance(value, (list, tuple)) else (value,)
+        ids = [*value] if isinstance(value, (list, tuple)) else [value]
         if not all(type(token_id) is int for token_id in ids):
             with loading(
                 self.load,
@@ -288,7 +284,7 @@ class Checkpoint:
                 hint="correct eos_token_id in its generation_config.json, or in its config.json",
             ):
                 raise ValueError(f"eos_token_id takes an id or a list of ids, not {printed(value)}")
-        return tuple(dict.fromkeys(ids))
+        return [*dict.fromkeys(ids)]
 
     @cached_property
     def vocab_size(self) -> int | None:
@@ -318,7 +314,7 @@ class Checkpoint:
         Raises `ValueError` where there is neither.
         """
         size = self.vocab_size
-        for token_id in (self.tokenizer.raw.pad_token_id, *self.eos_token_ids):
+        for token_id in (self.tokenizer.source.pad_token_id, *self.eos_token_ids):
             if token_id is not None and token_id >= 0 and (size is None or token_id < size):
                 return int(token_id)
         raise ValueError(
@@ -331,7 +327,7 @@ class Checkpoint:
         """The text that a plain prompt must begin with: the BOS token, where the tokenizer itself
         puts it before a text.
         """
-        raw = self.tokenizer.raw
+        raw = self.tokenizer.source
         return (
             str(raw.bos_token)
             if raw.bos_token_id is not None and raw("a")["input_ids"][:1] == [raw.bos_token_id]
@@ -370,6 +366,9 @@ class Checkpoint:
     @cached_property
     def positions(self) -> Positions:
         """How many positions there are, and how they are scaled."""
+        return Positions(**self.fact("positions", self._positions_named))
+
+    def _positions_named(self) -> dict[str, Any]:
         with loading(
             self.load,
             "the configuration",
@@ -379,14 +378,14 @@ class Checkpoint:
             positions = positions_of(self.config.get_text_config())
             if positions.context_length is not None and positions.context_length < 1:
                 raise ValueError(f"it has {positions.context_length} positions")
-        return positions
+        return asdict(positions)
 
     @property
     def context_length(self) -> int | None:
         """How many tokens prompt and answer may have together; None where the configuration does
         not say.
         """
-        return self.fact("context_length", lambda: self.positions.context_length)
+        return self.positions.context_length
 
     @cached_property
     def image_processor(self) -> Any:
@@ -455,9 +454,11 @@ class Checkpoint:
 
     @cached_property
     def image_placeholder(self) -> str | None:
-        """The control token that stands for one image in a rendered prompt: the processor's where
-        it has sizes of its own, else the model's.
-        """
+        """The control token that stands for one image in a prompt."""
+        return self.fact("image_placeholder", self._image_token)
+
+    def _image_token(self) -> str | None:
+        """The processor's where it has sizes of its own, else the model's."""
         if self.image_token_id is None:
             return None
         native = not self.no_processor_because and self.image_spec.kind == "native"
@@ -469,7 +470,7 @@ class Checkpoint:
             hint="put the tokenizer's files of this model into its folder",
         ):
             token = str(
-                image_token or self.tokenizer.raw.convert_ids_to_tokens(self.image_token_id)
+                image_token or self.tokenizer.source.convert_ids_to_tokens(self.image_token_id)
             )
             if token not in self.tokenizer.control_tokens:
                 reason = (

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, Self
 
 from immutabledict import immutabledict
 
+from pipegen.backends.checkpoint.chat_jinja import rendering
 from pipegen.backends.checkpoint.checkpoint import Checkpoint
-from pipegen.backends.checkpoint.tokenizers import message_rewrites
 from pipegen.core.backend import Session
 from pipegen.core.errors import CallFailed
 from pipegen.core.slots import Slot
@@ -60,7 +60,7 @@ class HasModelMetadata:
     @property
     def rewrites(self) -> tuple[str, ...]:
         """See `rewrites_of`. It is the same for every checkpoint, so no tokenizer is loaded."""
-        return message_rewrites()
+        return rendering().rewrites
 
     @property
     def eos_token_ids(self) -> tuple[int, ...]:

@@ -15,8 +15,8 @@ from pipegen.core.slots import is_ok
 __all__ = ["KeptFacts"]
 
 T = TypeVar("T")
-_CHECK, _READ_BY = "facts", ("transformers",)
-"""What facts are kept under, and the package that they are read by."""
+_CHECK, _READ_BY = "facts", ("transformers", "torch", "torchvision", "pillow")
+"""What facts are kept under, and the packages that they are read by."""
 
 
 class KeptFacts:
@@ -36,13 +36,14 @@ class KeptFacts:
         """A fact, found where it is not known. Raises what `find` raises."""
         if name not in self._known:
             self._known[name] = find()
-            if self._model is not None:
-                keep(_CHECK, self._known, model=self._model, packages=_READ_BY)
+            if self.model is not None:
+                keep(_CHECK, self._known, model=self.model, packages=_READ_BY)
         fact: T = self._known[name]
         return fact
 
     @cached_property
-    def _model(self) -> str | None:
+    def model(self) -> str | None:
+        """What is kept is about these files; None where nothing is kept."""
         if self._identity_of is None:
             return None
         identity = attempt(self._identity_of)
@@ -50,6 +51,6 @@ class KeptFacts:
 
     @cached_property
     def _known(self) -> dict[str, Any]:
-        if self._model is None:
+        if self.model is None:
             return {}
-        return dict(kept(_CHECK, model=self._model, packages=_READ_BY) or {})
+        return dict(kept(_CHECK, model=self.model, packages=_READ_BY) or {})

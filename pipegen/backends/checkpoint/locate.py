@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from pipegen.backends.checkpoint.file_digests import WEIGHTS
+from pipegen.core.foreign_calls import attempt
 from pipegen.core.names import CLOSE, nearest
+from pipegen.core.slots import is_ok
 from pipegen.records.fields import InvalidField
 from pipegen.records.frozen import printed
 
@@ -18,6 +20,7 @@ __all__ = [
     "cached",
     "cached_json",
     "check_adapter_folder",
+    "fetched",
     "has_weights",
     "instead_of",
     "locate",
@@ -112,9 +115,38 @@ def cached(source: str, name: str, revision: str | None = None) -> Path | None:
     """A file of a folder or of a hub's model, from the hub where it is not here yet. None where
     there is none of that name.
     """
+    if Path(source).is_dir():
+        file = Path(source) / name
+        return file if file.is_file() else None
+    from huggingface_hub import hf_hub_download
+    from huggingface_hub.errors import EntryNotFoundError
+
+    path = attempt(lambda: hf_hub_download(source, name, revision=revision))
+    if is_ok(path):
+        return Path(path.unwrap())
+    # it has none, or it is not here and the hub is not asked
+    if isinstance(path.failure(), EntryNotFoundError):
+        return None
+    return _by_transformers(source, name, revision, missing=False)
+
+
+def fetched(source: str, name: str, revision: str | None = None) -> Path:
+    """As `cached`, for a file that must be there. Raises `OSError` where it is not."""
+    path = cached(source, name, revision) or _by_transformers(source, name, revision, missing=True)
+    if path is None:
+        raise FileNotFoundError(f"{source} has no {name}")
+    return path
+
+
+def _by_transformers(source: str, name: str, revision: str | None, *, missing: bool) -> Path | None:
+    """The file as transformers finds it. Raises `OSError` with its words where the hub fails; with
+    `missing` where the hub has no such file, too.
+    """
     from transformers.utils.hub import cached_file
 
-    path = cached_file(source, name, revision=revision, _raise_exceptions_for_missing_entries=False)
+    path = cached_file(
+        source, name, revision=revision, _raise_exceptions_for_missing_entries=missing
+    )
     return None if path is None else Path(path)
 
 

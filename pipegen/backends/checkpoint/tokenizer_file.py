@@ -19,7 +19,7 @@ from typing import Any
 
 from pipegen.records.fields import InvalidField
 
-__all__ = ["parts_alone", "require_file_ids"]
+__all__ = ["parts", "parts_alone", "require_file_ids"]
 
 PROBES = (
     *(
@@ -48,6 +48,8 @@ _MODEL = (
     "ignore_merges",
 )
 _SHARED_TOKENS = 32
+_SPLITS = ("normalizer", "pre_tokenizer")
+"""The parts that say how text is split."""
 
 
 def require_file_ids(raw: Any, file: Path, settings: Mapping[str, Any], model: str) -> None:
@@ -120,7 +122,7 @@ def _same_parts(loaded: Any, head: Mapping[str, Any]) -> bool:
     return (
         all(ids.get(token["content"]) == token["id"] for token in head["added_tokens"])
         and _same_model(loaded, head)
-        and _parts(_bare(head)) == _parts(loaded)
+        and parts(_bare(head), *_SPLITS) == parts(loaded, *_SPLITS)
     )
 
 
@@ -164,16 +166,14 @@ def _bare(head: Mapping[str, Any]) -> Any:
     )
 
 
-def _parts(tokenizer: Any) -> Any:
-    """The normaliser and the pre-tokeniser as plain data, without what bears on offsets only."""
+def parts(tokenizer: Any, *names: str) -> list[Any]:
+    """These parts of a tokenizer as plain data, without what bears on offsets only."""
 
     def without_offsets(entry: Mapping[str, Any]) -> dict[str, Any]:
         return {key: value for key, value in entry.items() if key != "trim_offsets"}
 
-    parts = json.loads(
-        parts_alone(tokenizer, "normalizer", "pre_tokenizer"), object_hook=without_offsets
-    )
-    return parts["normalizer"], parts["pre_tokenizer"]
+    plain = json.loads(parts_alone(tokenizer, *names), object_hook=without_offsets)
+    return [plain[name] for name in names]
 
 
 def parts_alone(tokenizer: Any, *names: str) -> str:

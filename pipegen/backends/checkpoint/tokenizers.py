@@ -10,33 +10,43 @@ ValueError: str is no tokenizer of the tokenizers library: convert it to a token
 from __future__ import annotations
 
 import functools
-import inspect
 import itertools
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from immutabledict import immutabledict
 
+from pipegen.backends.checkpoint.chat_jinja import rendering, reserved_by
+from pipegen.backends.checkpoint.light_tokenizer import (
+    LightTokenizer,
+    keep_recipe,
+    recipe_for,
+    recipe_of,
+)
 from pipegen.backends.checkpoint.locate import cached, cached_json
 from pipegen.backends.checkpoint.tokenizer_file import parts_alone, require_file_ids
-from pipegen.backends.checkpoint.verdicts import keep, kept
+from pipegen.core.foreign_calls import attempt
+from pipegen.core.slots import is_ok
+from pipegen.template.probe import assistant, call, result, tool
 
-__all__ = ["HFRenderer", "HFTokenizer", "load_tokenizer", "message_rewrites"]
+__all__ = ["HFRenderer", "HFTokenizer", "load_tokenizer"]
 
 _BLANK = " \t\n\v\f\r▁"
 
 
 class HFTokenizer:
     """A tokenizer of transformers that stands on the `tokenizers` library; `raw` is the thing
-    itself.
+    itself. `source` is what pipegen reads of it: the same, or one read by its file alone. Then
+    `whole` loads `raw` when a caller first asks for it.
 
     Raises `ValueError` for one in pure Python: it cannot be copied without its added tokens, so it
     could not keep a user's words as text.
     """
 
-    def __init__(self, raw: Any) -> None:
+    def __init__(self, raw: Any, whole: Callable[[], Any] | None = None) -> None:
         if not getattr(raw, "is_fast", False):
             advice = (
                 "convert it to a tokenizer.json (AutoTokenizer does so where it can, with"
@@ -45,7 +55,7 @@ class HFTokenizer:
             raise ValueError(
                 f"{type(raw).__name__} is no tokenizer of the tokenizers library: {advice}"
             )
-        self.raw = raw
+        self.source, self._whole = raw, whole
         self._backend = raw.backend_tokenizer
         # as every call of `raw` would; a saved tokenizer may bring them along
         self._backend.no_truncation()
@@ -62,6 +72,11 @@ class HFTokenizer:
             }
         )
         self.vocab_size: int = max(self._backend.get_vocab(with_added_tokens=True).values()) + 1
+
+    @functools.cached_property
+    def raw(self) -> Any:
+        """The tokenizer of transformers."""
+        return self.source if self._whole is None else HFTokenizer(self._whole()).source
 
     def encode(self, text: str) -> tuple[int, ...]:
         """Ids of the text, as `raw(text, add_special_tokens=False)` gives them."""
@@ -228,42 +243,8 @@ def _unspeakable(model: dict[str, Any], ids: set[int]) -> dict[str, Any]:
     }
 
 
-@functools.cache
-def message_rewrites() -> tuple[str, ...]:
-    """What the installed transformers changes in messages before a chat template reads them (see
-    `pipegen.engines.tokenizer.Renderer`). It is found out by a template that writes a message.
-
-    transformers gives a thought under more names from 5.22, and takes out entries that are null
-    from 5.23. The answer is kept for these versions.
-    """
-    about: dict[str, Any] = {"model": "", "packages": ("transformers", "tokenizers", "jinja2")}
-    known = (kept("rewrites", **about) or {}).get("names")
-    if isinstance(known, list):
-        return tuple(map(str, known))
-    found = _rewrites()
-    keep("rewrites", {"names": found}, **about)
-    return found
-
-
-def _rewrites() -> tuple[str, ...]:
-    message = {"role": "assistant", "content": None, "reasoning": "thought"}
-    try:
-        from tokenizers import Tokenizer, models
-        from transformers import PreTrainedTokenizerFast
-
-        fast: Any = PreTrainedTokenizerFast
-        written = fast(tokenizer_object=Tokenizer(models.BPE())).apply_chat_template(
-            [message], chat_template="{{ messages[0] | tojson }}", tokenize=False
-        )
-    except ImportError:  # of transformers, or of the Jinja that it wants: no template is rendered
-        return ()
-    seen = json.loads(written)
-    changed = {"null": "content" not in seen, "reasoning": "reasoning_content" in seen}
-    return tuple(name for name, is_changed in changed.items() if is_changed)
-
-
 class HFRenderer:
-    """A chat template, rendered by transformers' own machinery. `templates` is its source, or
+    """A chat template, rendered as transformers does. `templates` is its source, or
     several by name; None where there is none.
 
     A request may name one of several (`options.chat.template`); by default it is `tool_use` for a
@@ -275,25 +256,23 @@ class HFRenderer:
 
     def __init__(self, raw: Any, templates: str | Mapping[str, str] | None) -> None:
         self.raw = raw
-        self._templates: Mapping[str, str] = (
+        self.templates: Mapping[str, str] = (
             {"default": templates} if isinstance(templates, str) else dict(templates or {})
         )
-        self.template = "\n".join(self._templates.values()) if self._templates else None
+        """The template's sources by name."""
+        self.template = "\n".join(self.templates.values()) if self.templates else None
         """The template's source; of several, all of them one after another."""
 
     @property
     def rewrites(self) -> tuple[str, ...]:
         """What is changed in messages before the template reads them."""
-        return message_rewrites()
+        return rendering().rewrites
 
     @functools.cached_property
     def _reserved(self) -> frozenset[str]:
         """The names that transformers uses itself."""
-        return frozenset(inspect.signature(self.raw.apply_chat_template).parameters) - {
-            "documents",
-            "add_generation_prompt",
-            "continue_final_message",
-        }
+        own: frozenset[str] | None = getattr(self.raw, "reserved", None)
+        return reserved_by(self.raw.apply_chat_template) if own is None else own
 
     def render(
         self,
@@ -312,13 +291,13 @@ class HFRenderer:
                 f"{reserved[0]!r} cannot be a template variable: transformers uses the name itself"
             )
         if template is None:
-            template = "tool_use" if tools and "tool_use" in self._templates else "default"
-            if template not in self._templates:
+            template = "tool_use" if tools and "tool_use" in self.templates else "default"
+            if template not in self.templates:
                 raise ValueError(
                     "none of the chat templates is the default one; name one of"
-                    f" {', '.join(map(repr, self._templates))}"
+                    f" {', '.join(map(repr, self.templates))}"
                 )
-        source = self._templates.get(template, template)
+        source = self.templates.get(template, template)
         end = text = ""
         if variables.get("continue_final_message"):
             # transformers' own way strips white space from what is continued, and from the header
@@ -392,30 +371,99 @@ def _refusal(words: str) -> Exception:
 
 
 def load_tokenizer(
-    path_or_name: str, *, revision: str | None = None, trust_remote_code: bool = False
+    path_or_name: str,
+    *,
+    revision: str | None = None,
+    trust_remote_code: bool = False,
+    model: str | None = None,
 ) -> tuple[HFTokenizer, HFRenderer]:
     """The tokenizer of a checkpoint (a folder or a hub name), and the chat template: the
     processor's where it has one, else the tokenizer's.
+
+    `model` is the identity of the files. With it, transformers is imported once for these files,
+    where it makes of them what they say (see `pipegen.backends.checkpoint.light_tokenizer`).
 
     Raises `OSError` where there is no such checkpoint, and `ValueError` for a tokenizer in pure
     Python. `InvalidField` is for one that splits text otherwise than its own `tokenizer.json` (see
     `pipegen.backends.checkpoint.tokenizer_file`). Loads no processor, so it needs no torchvision.
     """
-    from transformers import AutoTokenizer
-
-    raw = AutoTokenizer.from_pretrained(
-        path_or_name, revision=revision, trust_remote_code=trust_remote_code
-    )
-    tokenizer = HFTokenizer(raw)
     file = cached(path_or_name, "tokenizer.json", revision)
     config = cached_json(path_or_name, "tokenizer_config.json", revision)
+
+    def renderer(raw: Any, templates: Any) -> HFRenderer:
+        processors = _processor_templates(path_or_name, revision)
+        return HFRenderer(raw, processors or _with_those_of(config.get("chat_template"), templates))
+
+    def by_transformers() -> Any:
+        from transformers import AutoTokenizer
+
+        return AutoTokenizer.from_pretrained(
+            path_or_name, revision=revision, trust_remote_code=trust_remote_code
+        )
+
+    recipe = recipe_for(model)
+    if file is not None and recipe is not None:
+        light = LightTokenizer(file, recipe)
+        tokenizer = HFTokenizer(light, by_transformers)
+        return tokenizer, renderer(light, _written_templates(file.parent, config))
+    raw = by_transformers()
+    tokenizer, loaded = HFTokenizer(raw), renderer(raw, raw.chat_template)
     if file is not None:
         require_file_ids(raw, file, config, path_or_name)
-    return tokenizer, HFRenderer(
-        raw,
-        _processor_templates(path_or_name, revision)
-        or _with_those_of(config.get("chat_template"), raw.chat_template),
+        recipe = None if model is None else recipe_of(raw, file)
+        if model is not None and recipe is not None:
+            read = renderer(LightTokenizer(file, recipe), _written_templates(file.parent, config))
+            if _writes(read) == _writes(loaded):
+                keep_recipe(model, recipe)
+    return tokenizer, loaded
+
+
+_TALKS: Sequence[Sequence[Mapping[str, Any]]] = [
+    [{"role": "user", "content": "Hi"}],
+    [{"role": "system", "content": "Be short."}, {"role": "user", "content": "Hi"}],
+    [
+        {"role": "user", "content": [{"type": "text", "text": "Hi"}]},
+        assistant(None, call("look", {"at": "it"})),
+        result("look", "seen"),
+    ],
+]
+"""Conversations by which two renderers are compared."""
+
+
+def _writes(renderer: HFRenderer) -> tuple[Any, ...]:
+    """The templates of a renderer, and what they write or refuse."""
+    texts = (
+        attempt(
+            lambda talk=talk: renderer.render(  # type: ignore[misc]
+                talk,
+                tools=[tool("look", "at")],
+                template=None,
+                variables={"add_generation_prompt": True},
+            )
+        )
+        for talk in _TALKS
+        if renderer.template is not None
     )
+    return (
+        renderer.templates,
+        *(text.unwrap() if is_ok(text) else repr(text.failure()) for text in texts),
+    )
+
+
+def _written_templates(folder: Path, config: Mapping[str, Any]) -> Any:
+    """The templates that transformers reads beside a tokenizer: those of their own files, else that
+    of `tokenizer_config.json`.
+    """
+    files = {"default": folder / "chat_template.jinja"} | {
+        file.stem: file for file in folder.glob("additional_chat_templates/*.jinja")
+    }
+    own = {name: file.read_text("utf-8") for name, file in files.items() if file.is_file()}
+    if own:
+        return own["default"] if own.keys() == {"default"} else own
+    configured = config.get("chat_template")
+    if isinstance(configured, list):
+        return {entry["name"]: entry["template"] for entry in configured}
+    return configured
 
 
 def _with_those_of(configured: Any, templates: Any) -> Any:

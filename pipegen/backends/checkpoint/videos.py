@@ -70,7 +70,7 @@ class Videos:
         tokenizer = self._checkpoint.tokenizer
         if self.token_id is None:
             return None
-        token = str(tokenizer.raw.convert_ids_to_tokens(self.token_id))
+        token = str(tokenizer.source.convert_ids_to_tokens(self.token_id))
         return token if token in tokenizer.control_tokens else None
 
     @cached_property

@@ -297,7 +297,7 @@ def _rows(checkpoint: Checkpoint) -> list[tuple[int, ...]]:
     size, context = checkpoint.vocab_size or _TOKENS, checkpoint.context_length
     if context is not None and context <= longest:
         raise CannotCheck(f"it takes rows of {context} tokens at most")
-    special = {*checkpoint.tokenizer.raw.all_special_ids, *checkpoint.eos_token_ids}
+    special = {*checkpoint.tokenizer.special_tokens.values(), *checkpoint.eos_token_ids}
     for config in (checkpoint.config, checkpoint.config.get_text_config()):
         special |= {
             value

@@ -134,7 +134,7 @@ class Grammars:
             checkpoint = self._checkpoint
             size, raw = (
                 max(checkpoint.vocab_size or 0, checkpoint.tokenizer.vocab_size),
-                checkpoint.tokenizer.raw,
+                checkpoint.tokenizer.source,
             )
             end = next(
                 token_id

@@ -17,7 +17,8 @@ from packaging.version import Version
 from support.small_tokenizers import chatml_tokenizer
 
 import pipegen as pg
-from pipegen.backends.checkpoint.tokenizers import HFRenderer, message_rewrites
+from pipegen.backends.checkpoint.chat_jinja import rendering
+from pipegen.backends.checkpoint.tokenizers import HFRenderer
 from pipegen.jobs.history import settings_of
 from pipegen.jobs.row_keys import Keys
 from pipegen.records.messages import Message, plain_messages
@@ -53,7 +54,9 @@ def engine(template: str) -> Any:
 
 def test_what_is_changed_is_that_of_the_version() -> None:
     expected = {"null": Version("5.23"), "reasoning": Version("5.22")}
-    assert message_rewrites() == tuple(name for name, first in expected.items() if first <= VERSION)
+    assert rendering().rewrites == tuple(
+        name for name, first in expected.items() if first <= VERSION
+    )
 
 
 @pytest.mark.parametrize("message", MESSAGES)
@@ -89,7 +92,7 @@ def test_engines_say_it_without_loading_a_tokenizer(monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(checkpoint, "load_tokenizer", lambda *_, **__: pytest.fail("was loaded"))
     with pg.backends.hf("embedded") as route:
-        assert settings_of(route, None, "")["rewrites"] == sorted(message_rewrites())
+        assert settings_of(route, None, "")["rewrites"] == sorted(rendering().rewrites)
 
 
 def test_an_engine_that_renders_by_itself_changes_nothing_here() -> None:
