@@ -607,12 +607,15 @@ def ray(session: nox.Session) -> None:
 @nox.session(requires=["engine"], default=False)
 def trainers(session: nox.Session) -> None:
     """Train on the real TRL, on the CPU: its first loss is the one by hand, and the example of
-    docs/trainers.md runs. Two minutes.
+    docs/trainers.md runs. The types of verl and verifiers take what they are given. Some minutes.
+
+    verl asks for an older transformers, and for wandb, tensorboard and torchdata, which its types
+    do not import: it is installed without its dependencies, beside what the types do import.
     """
     install_on_shared(session, "tests/trainers/trainers-requirements.txt")
     install(session, "sybil")
     # without these, tests would be skipped
-    session.run("python", "-c", "import trl", env=ENVIRONMENT)
+    session.run("python", "-c", "import trl, tensordict, verl, verifiers.v1", env=ENVIRONMENT)
     session.run(
         "python",
         "-m",

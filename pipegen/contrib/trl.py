@@ -19,6 +19,7 @@ from collections.abc import Callable
 from typing import Any, TypeAlias
 
 import pipegen as pg
+from pipegen.contrib.sampled_logprobs import sampled_logprobs
 from pipegen.core.functional import without_none
 from pipegen.stages.gather_samples import derive_seed
 
@@ -27,7 +28,7 @@ __all__ = ["rollout_func"]
 Conversation: TypeAlias = pg.Pipe[pg.GenerationRequest, pg.GenerationResult]
 _FILTERS = {"top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0}
 """Settings of the trainer that are options of that name, with what they are where they are None."""
-_OF_CONFIG = {*_FILTERS, "temperature", "max_new_tokens", "seed", "samples", "logprobs"}
+_OF_CONFIG = {*_FILTERS, "temperature", "max_new_tokens", "seed", "samples"}
 
 
 def rollout_func(
@@ -42,8 +43,8 @@ def rollout_func(
         penalty and variables of the template come from `GRPOConfig`.
 
     Reward functions get `results`, the `GenerationResult` of each conversation. What was not
-    sampled is in no loss (`env_mask`). The log probabilities are None where a temperature or a
-    filter is set, as those of TRL's own generation are.
+    sampled is in no loss (`env_mask`). The log probabilities are None where they are not of the
+    distribution that was sampled from, as those of TRL's own generation are.
 
     The function raises the `GenerationError` of a conversation that failed, `InvalidField` for one
     that is no single rollout, and `ValueError` for what TRL would train otherwise: options that
@@ -91,16 +92,13 @@ def _output(slots: Any) -> dict[str, Any]:
     parts = [result.rollout for result in results]
     for result, part in zip(results, parts, strict=True):
         if part.image_digests != (result.rounds or (result,))[0].image_digests:
-            raise ValueError(
-                "a conversation has images of later turns, which TRL does not show to the model in"
-                " training: let tools give text"
-            )
-    logprobs = [part.logprobs for part in parts]
+            raise ValueError("TRL leaves out images of later turns: let tools give text instead")
+    logprobs = [*map(sampled_logprobs, results, [part.logprobs for part in parts])]
     return {
         "prompt_ids": [list(part.prompt_token_ids) for part in parts],
         "completion_ids": [list(part.token_ids) for part in parts],
         "env_mask": [[int(sampled) for sampled in part.mask] for part in parts],
-        "logprobs": None if None in logprobs else [list(values) for values in logprobs],
+        "logprobs": None if None in logprobs else logprobs,
         "results": results,
     }
 
@@ -137,7 +135,7 @@ def _settings(trainer: Any) -> dict[str, Any]:
         **filters,
         "max_new_tokens": trainer.max_completion_length,
         "temperature": trainer.temperature,
-        "logprobs": trainer.temperature == 1 and filters == _FILTERS,
+        "logprobs": True,
         "template_kwargs": trainer.chat_template_kwargs,
     }
 

@@ -18,13 +18,7 @@ import torch
 from datasets import Dataset
 from peft import LoraConfig, PromptTuningConfig, get_peft_model
 from PIL import Image
-from support.models import write_model
-from transformers import (
-    AutoImageProcessor,
-    AutoModelForImageTextToText,
-    AutoTokenizer,
-    LlavaProcessor,
-)
+from transformers import AutoModelForImageTextToText, AutoTokenizer
 from trl import GRPOConfig, GRPOTrainer
 
 import pipegen as pg
@@ -327,26 +321,16 @@ def test_images_of_later_turns_are_refused() -> None:
     route = pg.route(FakeEngine("Four.<|im_end|>"))
     look = {"role": "user", "content": [{"type": "image", "image": image_file()}]}
     pipe = pg.turns(route, lambda result: [look], limit=2)
-    with pytest.raises(ValueError, match="images of later turns"):
+    with pytest.raises(ValueError, match="leaves out images of later turns"):
         rollout_func(pipe)([STORY], fake_trainer())
 
 
-def test_images_of_the_prompt_are_those_that_trl_trains_on(tmp_path: Path) -> None:
+def test_images_of_the_prompt_are_those_that_trl_trains_on(llava: Any, tmp_path: Path) -> None:
     """The log probabilities of the rollouts, which saw the images here, give TRL's loss, whose
     pixels are those of TRL's own processor.
     """
-    folder = write_model(tmp_path / "llava", "llava")
-    processors: Any = AutoImageProcessor
-    tokenizer = AutoTokenizer.from_pretrained(folder)
+    folder, processor = llava
     model = AutoModelForImageTextToText.from_pretrained(folder, dtype=torch.float32)
-    processor = LlavaProcessor(
-        processors.from_pretrained(folder, backend="pil"),
-        tokenizer,
-        patch_size=14,
-        vision_feature_select_strategy="default",
-        chat_template=tokenizer.chat_template,
-        num_additional_image_tokens=1,
-    )
     trainer = Recorded(
         rollout_func(),
         tmp_path,
