@@ -77,7 +77,12 @@ def test_the_python_blocks_of_a_page_run_and_print_what_it_shows(
     sybil = pytest.importorskip("sybil")
     from sybil.parsers.markdown import PythonCodeBlockParser
 
-    needs = {"import FastAPI": "fastapi", "from mcp import": "mcp", "import GRPOConfig": "trl", "import verl": "verl"}
+    needs = {
+        "import FastAPI": "fastapi",
+        "from mcp import": "mcp",
+        "import GRPOConfig": "trl",
+        "contrib.verl import": "verl",
+    }
     for words, package in needs.items():
         if words in page.read_text(encoding="utf-8"):
             pytest.importorskip(package)
