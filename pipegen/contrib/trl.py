@@ -43,8 +43,8 @@ def rollout_func(
         penalty and variables of the template come from `GRPOConfig`.
 
     Reward functions get `results`, the `GenerationResult` of each conversation. What was not
-    sampled is in no loss (`env_mask`). The log probabilities are None where they are not of the
-    distribution that was sampled from, as those of TRL's own generation are.
+    sampled is in no loss (`env_mask`). The log probabilities are of the distribution that was
+    sampled from. A pipe of your own gives such with the option `logprobs="processed"`, else None.
 
     The function raises the `GenerationError` of a conversation that failed, `InvalidField` for one
     that is no single rollout, and `ValueError` for what TRL would train otherwise: options that
@@ -64,7 +64,8 @@ def rollout_func(
     route_of = functools.lru_cache(1)(_route)  # of the model in training, for as long as it is one
 
     def rollouts(prompts: list[Any], trainer: Any) -> dict[str, Any]:
-        settings = {**_settings(trainer), **options}
+        reported = True if isinstance(pipe, pg.Pipe) else "processed"
+        settings = {"logprobs": reported, **_settings(trainer), **options}
         place = (trainer.state.global_step, trainer.accelerator.process_index, next(calls))
         seed = functools.reduce(derive_seed, [1 + number for number in place], trainer.args.seed)
         requests = [
@@ -135,7 +136,6 @@ def _settings(trainer: Any) -> dict[str, Any]:
         **filters,
         "max_new_tokens": trainer.max_completion_length,
         "temperature": trainer.temperature,
-        "logprobs": True,
         "template_kwargs": trainer.chat_template_kwargs,
     }
 
