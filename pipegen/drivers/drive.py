@@ -9,8 +9,9 @@ Of an input that is read, all calls of one engine are one session. Rows are adde
 No request waits for another one, and an engine has rows to work on as long as there is input.
 
 **A whole batch** is there from the start. All its rows that want an engine at one place of the pipe
-are one call of it. A call begins when no row is on its way to an earlier one. Some hundred rows go
-through the stages together, so what lies between two stages is soon gone.
+are one call of it, in a session of its own. They go on when all of them have ended. A call begins
+when no row is on its way to an earlier one. Some hundred rows go through the stages together, so
+what lies between two stages is soon gone.
 
 **Bounds.** At most `in_flight` requests are in flight; by default, as many as the engine says keep
 it full. Slots are given out in the order of the input. At most `REORDER` times as many requests may

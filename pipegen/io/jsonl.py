@@ -1,4 +1,5 @@
-"""JSON Lines in and out: requests from lines, results and errors to plain data and back.
+"""JSON Lines in and out: requests from lines, results and errors to the data of a line and back. Its
+text is made by `strict_json.dump`.
 
 A result is `{"id", "ok": true, "text", ...}` with every field of `GenerationResult`, an error
 `{"id", "ok": false, "error": {"type", "message", "hint", ...}}`. The options are the effective
@@ -77,8 +78,8 @@ def to_plain(
     """A slot as JSON data. `id` replaces the result's own id.
 
     `brief` keeps what people read: id, text, finish and error, and stop, reasoning, tool calls,
-    samples and rounds where there are some. A brief result is not read back. Of a score `brief`
-    leaves out the ids of its context, of a rollout nothing.
+    samples and rounds where there are some. `from_plain` does not read a brief result. Of a score
+    `brief` leaves out the ids of its context, of a rollout nothing.
 
     `metadata` is added: what was carried along with the request. Of its values those that JSON has
     no form for become text, bytes as base64.

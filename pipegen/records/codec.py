@@ -1,8 +1,12 @@
-"""The codec: records as plain data and back, by what they declare. `pipegen.io.jsonl` makes the
-lines of results.
+"""The codec: records as plain data and back, by what they declare.
 
-The type of a field says how its values are written and read; its `FieldRow`, where it has one, says
-where else it is seen. So a field is added to a record in one place.
+For a line of a file of results, `pipegen.io.jsonl` adds `id` and `ok` to the data, and
+`strict_json.dump` makes the text. Requests are read by `pipegen.records.parse_request`.
+
+The type of a field says how its values are written and read. Its `FieldRow`, where it has one, says
+by which name lines and tables have it, if they do. So a field is added to a record in one place. NaN
+and infinities are written as strings. What is read is checked as any record is, and a field that
+the record does not have is refused.
 
 >>> from pipegen.records.scores import Scored
 >>> scored = Scored(
@@ -112,7 +116,9 @@ def is_plain(hint: object) -> bool:
 
 
 def encode(record: object, *, brief: bool = False) -> dict[str, Any]:
-    """A record as JSON data; `decode` reads it. `brief` keeps what people read."""
+    """A record as JSON data. `decode` reads it, but not if it is `brief`: that keeps what people
+    read.
+    """
     kind: Any = type(record)
     fields, values_of, omitted = _writes(kind, brief)
     values = {
@@ -172,8 +178,8 @@ def decode(values: Mapping[str, object], kind: type[T], **others: object) -> T:
     """The record that `encode` was given. Fields that are not written come from `others`, or have
     their default.
 
-    Raises `InvalidField` for the records that lines are of, and for others also `KeyError`,
-    `TypeError` or `ValueError`, where the data is not of this form.
+    Where the data is not of this form, or has another field, raises `InvalidField` for the records
+    that lines are of. For others it may also raise `KeyError`, `TypeError` or `ValueError`.
     """
     record: Any = kind
     needed, made = _decoder(record)

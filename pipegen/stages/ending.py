@@ -1,17 +1,22 @@
 """How a row ends: one rule for every engine, whether its answer comes whole or in pieces.
 
-A generated token is judged once the row has more than `min_new_tokens`. This is the order: a stop
-token ends it, then one of the model's end tokens, then a stop string, then a plugin, then the
-length. A stop string that completes in the text goes before an id that ends the row with the same
-token, before the length, and before an engine that gave the row up. A stop token's text, and an end
-token's, is in `raw_text` only: it completes no stop string, but for stops that hold a special token.
+A token may end the row once there are more than `min_new_tokens`. What ends it is the first of
+these: a stop string that completes in the text, a plugin that halts it, a stop token, an end token
+of the model, the length. All but the length go before an engine that gave the row up.
 
-Engines that give ids feed a `TokenFold` (`pipegen.backends.engine_rows`); then `decode` and `stop`
-judge. Chat routes have neither stage: `pipegen.backends.servers.chat_engine` feeds a `TextFold`, and
-takes other ends from the server.
+The text of a stop token, or of an end token, is in `raw_text` only. With it comes what was held back
+of the character before it, in which a stop string may complete. Of its own text, an end token's may
+complete a stop that holds a special token; a stop token's completes none. A stop that is exactly
+one special token is a stop token.
 
-How an engine ended a row counts only where it is about the very ids and options of the answer.
-After a stage that changed them, the rule is applied again (see `pipegen.ending.stop_state`).
+`text` ends before the stop string, or where the plugin says. The stage `trim` may change it then.
+
+Engines that give ids follow them with a `TokenFold` (`pipegen.backends.engine_rows`). Then `decode`
+makes text of the ids, and `stop` cuts it. `stop` takes the engine's word (`Ending`) only where it is
+about the very ids, options, texts and plugins of the answer. After a stage that changed them, it
+feeds a `TextFold`. An engine gets no stops if a stage before `stop` changes the text (see
+`pipegen.stages.calling`). Chat routes have neither stage: `pipegen.backends.servers.chat_engine`
+feeds a `TextFold`, and takes other ends from the server.
 """
 
 from __future__ import annotations
