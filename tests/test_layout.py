@@ -54,7 +54,7 @@ BUDGETS = {
     "core": 13_650,
     "media": 13_400,
     "answer": 10_500,
-    "contrib": 9_350,
+    "contrib": 9_400,
     "config": 8_450,
     "engines": 7_850,
     "ending": 7_650,
