@@ -239,6 +239,7 @@ def core_only(session: nox.Session) -> None:
         (
             "not pipegen.backends.hf and not composes and not known_words and not decoded_by and"
             " not template.literals and not template.template_source and not io.arrow_values"
+            " and not io.likeliest_column and not checkpoint.chat_jinja"
         ),
     )
     run(
