@@ -41,7 +41,7 @@ ROOMS = (
 )
 """Each imports only itself and those before it."""
 BUDGETS = {
-    "backends": 133_300,
+    "backends": 134_000,
     "cli": 40_650,
     "records": 38_300,
     "report": 33_600,
@@ -56,7 +56,7 @@ BUDGETS = {
     "answer": 10_500,
     "contrib": 9_400,
     "config": 8_450,
-    "engines": 7_850,
+    "engines": 7_900,
     "ending": 7_650,
     "plugins": 5_450,
     "evals": 5_150,

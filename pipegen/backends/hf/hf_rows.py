@@ -62,6 +62,8 @@ class HFRow(RowState):
         self.adapter = options.adapter or ""
         self.event: TokensMade | None = None
         """What tells of the newest tokens; None where nobody wants to know."""
+        self.read_first = 0
+        """How many tokens were read in one pass, where those after them must come one by one."""
         self.mailbox: Any = None
         """Where the row's events go."""
         # a reproducible stream, the same on every platform; without a seed, any
