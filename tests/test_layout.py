@@ -42,9 +42,9 @@ ROOMS = (
 """Each imports only itself and those before it."""
 BUDGETS = {
     "backends": 134_000,
-    "cli": 40_650,
+    "cli": 40_700,
     "records": 38_300,
-    "report": 33_600,
+    "report": 33_850,
     "drivers": 33_150,
     "jobs": 32_950,
     "testing": 25_250,
