@@ -106,7 +106,7 @@ class Plugin:
     """Makes a `StoppingCriteria` for one row. It sees that row alone, without padding."""
 
     version: str = ""
-    """What the plugin does: in a job, another version asks all requests again. Those that ship say
+    """What the plugin does: in a job, another version sends all requests again. Those that ship say
     their arguments.
     """
     refuses: Callable[[GenerationRequest], str | None] | None = None
