@@ -205,7 +205,7 @@ class CheckpointSettings(EngineSettings):
         bool,
         boolean,
         Changes.MODEL,
-        "Tell models apart by every byte of their files. A job has it from its start, or asks"
+        "Tell models apart by every byte of their files. A job has it from its start, or sends"
         " all requests again.",
     ] = False
     adapters: Annotated[
