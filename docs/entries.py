@@ -122,6 +122,11 @@ def cell(text: str) -> str:
     return " ".join(text.split()).replace("|", "\\|")
 
 
+def type_cell(text: str) -> str:
+    """A type for a cell: Python-Markdown shows the backslash of an escaped bar in code."""
+    return cell(text.replace(" | ", " or "))
+
+
 def arguments_in(paragraph: str) -> list[tuple[str, str]]:
     """The lines `name: words` of a paragraph, or nothing where it is no list of arguments."""
     found: list[tuple[str, str]] = []
@@ -155,7 +160,7 @@ def blocks_of(
         rows = ["| argument | type | meaning |", "| --- | --- | --- |"]
         for names, meaning in arguments:
             first = types.get(names.split(", ")[0].lstrip("*"), "")
-            kind = f"`{cell(first)}`" if first else ""
+            kind = f"`{type_cell(first)}`" if first else ""
             shown = ", ".join(f"`{one}`" for one in names.split(", "))
             rows.append(f"| {shown} | {kind} | {cell(meaning)} |")
         arguments.clear()
@@ -259,12 +264,12 @@ def fields_table(kind: type[Any], described: Mapping[str, str]) -> str | None:
                     described.get(name) or below.get(name) or helps.get(name)
                 )
                 rows.append(
-                    f"| `{name}` | `{cell(shown_type(annotations[name]))}`{default_of(field)} |"
+                    f"| `{name}` | `{type_cell(shown_type(annotations[name]))}`{default_of(field)} |"
                     f" {cell(first_sentence(words or ''))} |"
                 )
     else:
         rows = [
-            f"| `{name}` | `{cell(shown_type(annotation))}` |"
+            f"| `{name}` | `{type_cell(shown_type(annotation))}` |"
             f" {cell(first_sentence(described.get(name) or below.get(name) or ''))} |"
             for name, annotation in annotations.items()
             if (name in getattr(kind, "_fields", ()) or name in below)

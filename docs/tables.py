@@ -240,7 +240,7 @@ def names_table(page: str) -> str:
     """One row for each public name that the site alone shows in full: the first sentence of its
     docstring.
     """
-    rows = ["| more names, in full on the site | |", "| --- | --- |"]
+    rows = ["| more names | |", "| --- | --- |"]
     for written, _, path, heading in SHOWN.findall(page):
         name = shown_name(heading or path)
         if written or not name.startswith("pg.") or name.count(".") > 2:

@@ -300,6 +300,24 @@ def test_relative_links_lead_somewhere(page: Path) -> None:
     assert [link for link in links if not (page.parent / link).exists()] == []
 
 
+@pytest.mark.parametrize("page", PAGES, ids=page_id)
+def test_every_row_of_a_table_is_below_its_head(page: Path) -> None:
+    """A blank line ends a table, and what follows is shown as text."""
+    lines = re.sub(
+        r"^( *)```.*?^\1```$",
+        "",
+        page.read_text(encoding="utf-8"),
+        flags=re.DOTALL | re.MULTILINE,
+    ).splitlines()
+    assert [
+        line
+        for before, line, after in zip(["", *lines], lines, [*lines[1:], ""], strict=False)
+        if line.startswith("|")
+        and not before.startswith("|")
+        and not re.match(r"\|[ :|-]+$", after)
+    ] == []
+
+
 def test_the_files_that_pages_name_are_there() -> None:
     # which names a file of that package
     own = [page for page in PAGES if page.name != "renderers.md"]

@@ -103,7 +103,7 @@ def tools(
         these turns: each behind a mark, as "[image 1]", which also stands in its place.
     parallel: whether calls of one answer may run at the same time, up to 8. A tool's own attribute
         `parallel`, or that of its object, comes first. Answers are in the order of the calls.
-    replays: whether calls may be made again. A job that goes on in the middle of a conversation
+    replays: whether calls may be made again. A job that resumes in the middle of a conversation
         makes the earlier calls again, on a new object of `make`, and keeps their first answers.
         Where a tool, its object or this says no, the request fails with `StageFailed`.
 

@@ -30,7 +30,7 @@ _FEATURES: Mapping[Capability, tuple[str, frozenset[str]]] = {
         TOKEN_ENGINES,
     ),
     "repeatable": (
-        "a seeded row gives the same result again, in any batch",
+        "a seeded request gets the same result again, in any batch",
         TOKEN_ENGINES - {"sglang_server"},
     ),
     "watch": (

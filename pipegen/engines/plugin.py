@@ -24,7 +24,7 @@ __all__ = ["Plugin", "RowContext", "takes"]
 
 @record
 class RowContext:
-    """What an engine tells a hook about the one row that it is made for."""
+    """What an engine tells a hook about the one answer that it is made for."""
 
     prompt_length: int
     """Tokens of the prompt, with which the ids of the hook begin."""
@@ -83,8 +83,8 @@ def _capabilities(value: object) -> object:
 
 @record
 class Plugin:
-    """What an engine does to each row besides generating. A plugin watches the text and may end the
-    row, trims the finished text, or steers the choice of tokens. A plugin does nothing until it is
+    """What an engine does to each answer besides generating. A plugin watches the text and may end
+    the answer, trims the finished text, or steers the choice of tokens. A plugin does nothing until it is
     attached to a route.
     """
 
@@ -93,7 +93,7 @@ class Plugin:
     requires: Annotated[frozenset[Capability], _capabilities] = frozenset()
     """Further capabilities that the engine must have."""
     start: Callable[[], Any] | None = None
-    """Make the state for a new row."""
+    """Make the state for a new answer."""
     feed: Callable[[Any, str], tuple[Any, int | None]] | None = None
     """`feed(state, new_text)` returns the next state, and None, or the number of characters of
     `new_text` before the end of the answer.
@@ -101,12 +101,12 @@ class Plugin:
     trim: Callable[[str], str] | None = None
     """A function on the finished text, after the cut."""
     logits_processor: Callable[[RowContext], Any] | None = None
-    """Makes a `LogitsProcessor` for one row. It sees that row alone, without padding."""
+    """Makes a `LogitsProcessor` for one answer. It sees that answer alone, without padding."""
     stopping_criteria: Callable[[RowContext], Any] | None = None
-    """Makes a `StoppingCriteria` for one row. It sees that row alone, without padding."""
+    """Makes a `StoppingCriteria` for one answer. It sees that answer alone, without padding."""
 
     version: str = ""
-    """What the plugin does: in a job, another version asks all requests again. Those that ship say
+    """What the plugin does: in a job, another version sends all requests again. Those that ship say
     their arguments.
     """
     refuses: Callable[[GenerationRequest], str | None] | None = None

@@ -207,7 +207,7 @@ class CheckpointSettings(EngineSettings):
         bool,
         boolean,
         Changes.MODEL,
-        "Tell models apart by every byte of their files. A job has it from its start, or asks"
+        "Tell models apart by every byte of their files. A job has it from its start, or sends"
         " all requests again.",
     ] = False
     adapters: Annotated[
@@ -285,7 +285,7 @@ class HFSettings(WeightSettings):
         int | None,
         integer(low=1),
         Changes.NOTHING,
-        "Sequences that run side by side. Default: 32, or up to 64 where they begin alike and end soon.",
+        "Sequences that run side by side. Default: 32, or up to 64 where prompts share a prefix and answers are short.",
     ] = None
     compile: Annotated[
         bool, boolean, Changes.NOTHING, "Compile the steps with `torch.compile`: for long jobs."

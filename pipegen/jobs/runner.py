@@ -224,7 +224,7 @@ def job(
     policy: how much one request may ask for.
     retry: which failed requests are retried: those whose error is "retryable", "all", "none", or one
     type of error.
-    version: what else the answers depend on, such as your stages. Another version asks all again.
+    version: what else the answers depend on, such as your stages. Another version sends all again.
     restart: remove finished answers, and start from the first request.
     grace: the seconds that requests in flight have to end if the job is closed early.
 

@@ -28,7 +28,7 @@ class ScanState(NamedTuple):
 
 
 def balanced_json(max_objects: int | None = None) -> Plugin:
-    r"""Halt a row right after its outermost JSON value (object or list) closes.
+    r"""Halt an answer right after its outermost JSON value (object or list) closes.
 
     With `max_objects=n` the row halts when the n-th outermost value closes, as for JSON Lines;
     nested values are not counted. Text before and between values is ignored, and so are braces in

@@ -42,7 +42,7 @@ def hf_hooks(
     scores of the same shape, criteria a bool or a tensor of them.
 
     `name` is the plugin's name in results and errors. Raises `InvalidField` if neither hook is
-    given, or one is not callable, and for a class or a function that takes no row.
+    given, or one is not callable, and for a class or a function that takes no `RowContext`.
     """
     hooks = {"stopping_criteria": stopping_criteria, "logits_processor": logits_processor}
     if not any(hook is not None for hook in hooks.values()):

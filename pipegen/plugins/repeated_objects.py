@@ -31,7 +31,7 @@ CONTEXT = 8
 def forbid_repeated_objects(
     *, keys: Sequence[str] | None = None, min_match: int | None = None
 ) -> Plugin:
-    """Forbid each row to write a JSON object that it has written before; Hugging Face engines only.
+    """Forbid an answer to write a JSON object a second time; Hugging Face engines only.
 
     At each step the tokens whose text would complete a repeat are forbidden, however it is
     tokenised; other rows are not changed. Checked are objects that are list items or outermost

@@ -19,7 +19,7 @@ PLAIN = "0123456789+-.,:;|=_*#~/()[]{} \t\r\n"
 
 
 def halt_on_repetition(*, ngram: int = 400, count: int = 4, min_length: int = 200) -> Plugin:
-    """Halt a row whose text ends in a loop, and trim the loop to one occurrence.
+    """Halt an answer whose text ends in a loop, and trim the loop to one occurrence.
 
     ngram: the longest repeated text, in characters.
     count: how often it must occur in a row.

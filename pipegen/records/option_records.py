@@ -380,7 +380,7 @@ class GenerationOptions:
         bool | None,
         boolean,
         "Report the model's own log probability of each token of the prompt but the first, with the"
-        " likeliest there; it is read once more.",
+        " likeliest there; the prompt is computed once more.",
         OptionRow(False, trial=True, role="report"),
     ] = None
     max_prompt_tokens: Annotated[

@@ -502,7 +502,7 @@ class GenerationResult:
         continuation: str | Sequence[int] | None = None,
         request: GenerationRequest | Mapping[str, object] | None = None,
     ) -> GenerationRequest:
-        """The request that goes on with this conversation: a user's words, or messages such as the
+        """The request that continues this conversation: a user's words, or messages such as the
         results of tools.
 
         With `history="kept"`, its prompt is the ids of this one, the ids of the answer, and what

@@ -118,7 +118,7 @@ def _wrong_logprobs(raw: Raw) -> str:
 
 
 def stop(engine: TokenEngine) -> Pipe[Decoded, Decoded]:
-    """The stage that ends each row at its first stop string, or where a plugin halts it; see
+    """The stage that ends each answer at its first stop string, or where a plugin halts it; see
     `stop_row`."""
     require_token_engine("stop", engine)
 

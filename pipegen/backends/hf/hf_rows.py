@@ -74,12 +74,12 @@ class HFRow(RowState):
         self._there = 0  # so many generated ids are on the device
         self._processors: list[tuple[Plugin, Any]] = []
         self._criteria: list[tuple[Plugin, Any]] = []
-        context = RowContext(
-            prompt_length=len(self.prompt_ids),
-            tokenizer=getattr(tokenizer, "raw", tokenizer),
-            exact_tokenizer=tokenizer,
-        )
         for plugin in plugins:
+            context = RowContext(
+                prompt_length=len(self.prompt_ids),
+                tokenizer=getattr(tokenizer, "raw", tokenizer),
+                exact_tokenizer=tokenizer,
+            )
             for make, hooks in (
                 (plugin.logits_processor, self._processors),
                 (plugin.stopping_criteria, self._criteria),
