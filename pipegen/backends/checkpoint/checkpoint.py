@@ -129,8 +129,11 @@ class Checkpoint:
 
     @cached_property
     def fact(self) -> KeptFacts:
-        """What the configuration says. Code that comes with a model may change without it."""
-        return KeptFacts(None if self.load.trust_remote_code else lambda: self.identity)
+        """What the configuration says, of the whole model or of what is loaded for text alone. Code
+        that comes with a model may change without it.
+        """
+        part = " text" if self.load.variant == "text" else ""
+        return KeptFacts(None if self.load.trust_remote_code else lambda: self.identity + part)
 
     def resolved(self, values: Mapping[str, Any]) -> dict[str, Any]:
         """The settings that change answers, without those that say what holds for this checkpoint
@@ -451,12 +454,12 @@ class Checkpoint:
     @cached_property
     def image_placeholder(self) -> str | None:
         """The control token that stands for one image in a prompt."""
-        if self.image_token_id is None:  # of a model loaded for text alone, too
-            return None
         return self.fact("image_placeholder", self._image_token)
 
     def _image_token(self) -> str | None:
         """The processor's where it has sizes of its own, else the model's."""
+        if self.image_token_id is None:
+            return None
         native = not self.no_processor_because and self.image_spec.kind == "native"
         image_token = getattr(self.processor, "image_token", None) if native else None
         with loading(

@@ -196,6 +196,8 @@ def test_a_vision_model_may_be_loaded_for_text_alone(
     assert "images" not in engine.capabilities.honours
     assert engine.capabilities.reason == "it was loaded with variant='text'"
     assert engine.image_placeholder is None
+    whole = HFEngine(ModelLoadConfig(model=str(folder_of("qwen3_vl"))))
+    assert whole.image_placeholder == "<|image_pad|>"
     inputs = [encoded([70, 71], max_new_tokens=5)]
     assert engine.generate(inputs) == engine_of("qwen3_vl").generate(inputs)
 
