@@ -8,7 +8,7 @@ answers it `Changes`: a job's rows are known by the settings that change their a
 >>> HFSettings("embedded", batch_size=8).batch_size
 8
 >>> sorted({*fields_of("vllm_server")} - {*fields_of("openai_server")})
-['adapters', 'check_weights', 'revision', 'trust_remote_code', 'variant']
+['adapters', 'check_weights', 'deterministic', 'revision', 'trust_remote_code', 'variant']
 """
 
 from __future__ import annotations
