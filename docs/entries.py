@@ -143,8 +143,10 @@ def arguments_in(paragraph: str) -> list[tuple[str, str]]:
 
 def raises_in(paragraph: str) -> str:
     """The sentences that say what is raised."""
-    told = [one for one in sentences_of(paragraph) if one.startswith("Raises ")]
-    return textwrap.fill(" ".join(told), 100, break_on_hyphens=False)
+    raises = [
+        one for one in sentences_of(paragraph) if one.startswith("Raises ")
+    ]
+    return textwrap.fill(" ".join(raises), 100, break_on_hyphens=False)
 
 
 def blocks_of(

@@ -1,4 +1,4 @@
-"""Small LoRA adapters, made by peft, with random weights that are large enough to change what is said."""
+"""Small LoRA adapters, made by peft, with random weights that are large enough to change the answers."""
 
 from __future__ import annotations
 

@@ -119,18 +119,16 @@ def test_log_probabilities_of_another_distribution_are_left_out(options: Any) ->
 
 def test_images_are_those_that_the_model_saw(llava: Any) -> None:
     folder, processor = llava
-    picture = Image.open(io.BytesIO(image_file())).convert("RGB")
+    image = Image.open(io.BytesIO(image_file())).convert("RGB")
     asked = {"messages": [{"role": "user", "content": "Look."}, LOOK], "images": []}
     with pg.backends.hf(str(folder)) as route:
         (slot,) = pg.run(
             pg.turns(route, lambda result: [LOOK], limit=2), [asked], {"max_new_tokens": 2}
         )
     output = agent_loop_output(slot.unwrap())
-    assert [image.tobytes() for image in output.multi_modal_data["images"]] == [
-        picture.tobytes()
-    ] * 2
+    assert [image.tobytes() for image in output.multi_modal_data["images"]] == [image.tobytes()] * 2
     made = processed(worker(processor.tokenizer, processor), output)
-    expected = processor.image_processor(images=[picture, picture], return_tensors="pt")
+    expected = processor.image_processor(images=[image, image], return_tensors="pt")
     torch.testing.assert_close(made.multi_modal_inputs["pixel_values"], expected["pixel_values"])
 
 

@@ -27,7 +27,7 @@ GOOD = json.dumps(
 ).encode()
 
 
-class Said:
+class Answered:
     """An answer that has come."""
 
     def __init__(self, status: int, headers: dict[str, str] | None = None) -> None:
@@ -56,7 +56,7 @@ class Away:
 
     async def open(self, method: str, url: str, body: Any) -> Any:
         self.asked.append(self.loop.time())
-        return self.wrong() if self.gone <= self.loop.time() < self.back else Said(200)
+        return self.wrong() if self.gone <= self.loop.time() < self.back else Answered(200)
 
     async def close(self) -> None:
         """Nothing is open."""
@@ -66,7 +66,12 @@ def refused() -> Any:
     raise Broken("connection refused")
 
 
-WAYS: list[Callable[[], Any]] = [lambda: Said(503), lambda: Said(429), lambda: Said(502), refused]
+WAYS: list[Callable[[], Any]] = [
+    lambda: Answered(503),
+    lambda: Answered(429),
+    lambda: Answered(502),
+    refused,
+]
 
 
 async def answers(
@@ -110,7 +115,7 @@ async def test_half_a_minute_away_loses_no_row_and_is_asked_seldom(
 async def test_a_server_that_stays_away_fails_all_rows_after_the_outage(
     loop: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    server = Away(loop, lambda: Said(503), back=10_000.0)
+    server = Away(loop, lambda: Answered(503), back=10_000.0)
     slots = await answers(loop, monkeypatch, server, 40.0, outage=20.0)
     assert all(isinstance(slot.failure(), RateLimited) for slot in slots)
     assert 20.0 < loop.time() < 30.0
@@ -121,7 +126,7 @@ async def test_a_server_that_stays_away_fails_all_rows_after_the_outage(
 async def test_a_row_has_no_more_time_than_its_own(
     loop: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    server = Away(loop, lambda: Said(503), back=10_000.0)
+    server = Away(loop, lambda: Answered(503), back=10_000.0)
     slots = await answers(loop, monkeypatch, server, 12.0, timeout=10.0)
     assert all(isinstance(slot.failure(), (RateLimited, Timeout)) for slot in slots)
     late = [slot.failure().message for slot in slots if isinstance(slot.failure(), Timeout)]
@@ -143,7 +148,7 @@ async def test_an_address_where_nothing_ever_answered_is_not_waited_for(
 async def test_without_an_outage_only_the_retries_count(
     loop: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    server = Away(loop, lambda: Said(503), back=10_000.0)
+    server = Away(loop, lambda: Answered(503), back=10_000.0)
     slots = await answers(loop, monkeypatch, server, 30.0, count=1, outage=0, retries=2)
     assert isinstance(slots[0].failure(), RateLimited)
     assert len(server.asked) == 2 * 3  # the first one besides
