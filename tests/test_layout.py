@@ -53,7 +53,7 @@ BUDGETS = {
     "template": 16_450,
     "core": 13_650,
     "media": 13_400,
-    "answer": 14_750,
+    "answer": 14_700,
     "contrib": 9_400,
     "config": 8_450,
     "engines": 7_850,
