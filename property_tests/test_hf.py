@@ -9,7 +9,7 @@ import itertools
 import math
 import tempfile
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from hypothesis import given, settings, strategies as st
@@ -47,7 +47,7 @@ def engine(family: str, batch_size: int | None = None) -> Any:
         _ = (
             made.computing.loaded(),
             made.eos_token_ids,
-            made.tokenizer,
+            cast("Any", made.tokenizer).raw,
             made.image_placeholder and made._checkpoint.image_spec,
         )
     return made

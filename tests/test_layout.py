@@ -41,10 +41,10 @@ ROOMS = (
 )
 """Each imports only itself and those before it."""
 BUDGETS = {
-    "backends": 133_300,
-    "cli": 40_650,
+    "backends": 134_000,
+    "cli": 40_700,
     "records": 38_450,
-    "report": 33_600,
+    "report": 33_850,
     "drivers": 33_150,
     "jobs": 32_950,
     "testing": 25_250,
@@ -56,7 +56,7 @@ BUDGETS = {
     "answer": 14_700,
     "contrib": 9_400,
     "config": 8_450,
-    "engines": 7_850,
+    "engines": 7_900,
     "ending": 7_650,
     "plugins": 5_450,
     "evals": 5_150,

@@ -13,6 +13,7 @@ import typing
 from typing import Any
 
 import pipegen
+from pipegen.backends.http.rates import Wait
 from pipegen.backends.servers.wire import WireReply
 from pipegen.core.errors import BadImage, CallFailed, GenerationError, InvalidRequest
 
@@ -20,6 +21,7 @@ VALUES: dict[Any, Any] = {
     str: "words",
     str | None: "words",
     int: 3,
+    Wait: Wait(1.5, "words"),
     bool: True,
     float: 1.5,
     GenerationError: InvalidRequest("earlier"),

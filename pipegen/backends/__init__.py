@@ -101,6 +101,7 @@ class _HF(Protocol[P]):
         processor: object | None = None,
         batch_size: int | None = None,
         compile: bool = False,
+        deterministic: bool = False,
         image_memory_bytes: int | None = None,
         prefix_memory_bytes: int | None = None,
         self_check: bool = True,
@@ -170,7 +171,14 @@ def _route_in_memory(
     return route(HFEngine(load, checkpoint))
 
 
-_IN_MEMORY = ("batch_size", "compile", "image_memory_bytes", "prefix_memory_bytes", "self_check")
+_IN_MEMORY = (
+    "batch_size",
+    "compile",
+    "deterministic",
+    "image_memory_bytes",
+    "prefix_memory_bytes",
+    "self_check",
+)
 hf = _hf(HFSettings)
 vllm = _function("vllm", VLLMSettings)
 vllm_server = _function("vllm_server", TokenServerSettings)

@@ -310,6 +310,14 @@ class VerifyFlags(InputFlags):
     chat_only: Annotated[
         bool, typer.Option("--chat-only", help="Do not ask by token ids.", rich_help_panel="Server")
     ] = False
+    deterministic: Annotated[
+        bool,
+        typer.Option(
+            "--deterministic",
+            help="Ask each request alone and among the others, too, and count other answers.",
+            rich_help_panel="Server",
+        ),
+    ] = False
     served_model_name: Annotated[
         str | None,
         typer.Option(

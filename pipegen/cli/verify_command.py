@@ -55,6 +55,7 @@ _SHOWN = 3
 _SETTINGS = (
     "dialect",
     "chat_only",
+    "deterministic",
     "precision",
     "max_new_tokens",
     "revision",
@@ -106,7 +107,14 @@ def _check_reading(flags: VerifyFlags) -> None:
         refuse("goes with a folder of images; each line of a file says its own", "--prompt")
 
 
-_SERVER_ALONE = ("dialect", "chat_only", "served_model_name", "timeout", "max_new_tokens")
+_SERVER_ALONE = (
+    "dialect",
+    "chat_only",
+    "deterministic",
+    "served_model_name",
+    "timeout",
+    "max_new_tokens",
+)
 _FILES = (".jsonl", ".parquet", ".arrow", ".feather", ".csv")
 
 

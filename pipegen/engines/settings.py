@@ -179,6 +179,8 @@ class EngineSettings:
     @classmethod
     def _hint_for(cls, name: str) -> str:
         settings = help_of(cls)
+        if takers := [backend for backend in SETTINGS if name in fields_of(backend)]:
+            return f": it is a setting of {', '.join(takers)}"
         return nearest_setting(name, settings) or (
             "; arguments of the engine itself go to engine_kwargs"
             if "engine_kwargs" in settings
@@ -215,6 +217,13 @@ class CheckpointSettings(EngineSettings):
         "LoRA adapters that requests choose by name, with the option `adapter`: folders or hub names."
         " A server has loaded them under these names.",
     ] = immutabledict()
+    deterministic: Annotated[
+        bool,
+        boolean,
+        Changes.ANSWERS,
+        "Answers do not depend on their batch, in any dtype: slower on `hf`, and refused where an"
+        " engine cannot.",
+    ] = False
 
 
 @record

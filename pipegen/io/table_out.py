@@ -172,12 +172,14 @@ def written_to(table: AnswerTable, stream: BinaryIO) -> Iterator[Write]:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    dictionaries: Any = table.dictionaries()  # which is annotated as bool
-    writer: Any = (
-        pq.ParquetWriter(stream, table.schema, compression="zstd", use_dictionary=dictionaries)
-        if table.form == ".parquet"
-        else pa.ipc.new_file(stream, table.schema)
-    )
+    writer: Any
+    if table.form == ".parquet":
+        dictionaries: Any = table.dictionaries()  # which is annotated as bool
+        writer = pq.ParquetWriter(
+            stream, table.schema, compression="zstd", use_dictionary=dictionaries
+        )
+    else:
+        writer = pa.ipc.new_file(stream, table.schema)
 
     def write_rows() -> None:
         try:
@@ -330,7 +332,7 @@ class AnswerTable(TableOut):
         """
         import pyarrow.parquet as pq
 
-        pq.write_table(self.schema.empty_table(), empty := io.BytesIO())
+        pq.ParquetWriter(empty := io.BytesIO(), self.schema).close()
         columns = pq.ParquetFile(empty).schema
         plain = {column.name for column in self.answer_columns if column.array is not None}
         paths = [columns.column(place).path for place in range(len(columns))]

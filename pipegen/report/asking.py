@@ -78,6 +78,8 @@ class Server:
     streams: Routes
     """By chat, with nothing asked for that does not come in streams."""
     dialect: str
+    deterministic: bool = False
+    """Whether its answers must not depend on their batch."""
     image_policy: ImagePolicy | None = None
     report: Callable[[str], object] = lambda text: None
     """Called with what is done now."""

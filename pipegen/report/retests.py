@@ -180,6 +180,8 @@ class FollowUps(NamedTuple):
             yield from self._asked_back(retest)
         for look in (self._drawn, self._filtered, self._samples):
             yield from look()
+        if self.server.deterministic:
+            yield from self._among_others()
 
     def _ask(
         self,
@@ -230,6 +232,23 @@ class FollowUps(NamedTuple):
         return faults_of(
             retest.kind, [pair for pair in wrong if pair[1]], len(bases), retest.evidence
         )
+
+    def _among_others(self) -> list[Fault]:
+        """All requests at once, and then one by one: the answers must be the same."""
+        options = [GenerationOptions(max_new_tokens=base.answer.limit) for base in self.bases]
+        together = self._ask(self.bases, options, self.server.whole)
+        pairs = [
+            (answer, alone)
+            for base, more, answer in zip(self.bases, options, together, strict=True)
+            for alone in self._ask([base], [more], self.server.whole)
+            if isinstance(answer, Answer) and isinstance(alone, Answer)
+        ]
+        apart = [
+            (answer, f"alone it is {alone.text!r:.60}, and among others {answer.text!r:.60}")
+            for answer, alone in pairs
+            if (answer.token_ids, answer.text) != (alone.token_ids, alone.text)
+        ]
+        return faults_of("batch", apart, len(pairs), "requests asked alone and among the others")
 
     def _drawn(self) -> list[Fault]:
         """Tokens drawn at temperature 1, twice with one seed and once with another."""

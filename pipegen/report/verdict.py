@@ -57,6 +57,7 @@ Kind = Literal[
     "end tokens",
     "penalty",
     "sampling",
+    "batch",
     "chat",
     "logprobs",
     "precision",
@@ -90,6 +91,7 @@ KINDS: Mapping[Kind, str] = {
         "the server draws tokens otherwise than the request says: another temperature, other"
         " filters, or no seed"
     ),
+    "batch": "the server gives a request another answer among others than alone",
     "chat": (
         "by chat the server answers otherwise than by token ids, with the same prompt: other"
         " parameters where the request sets none"

@@ -85,6 +85,7 @@ def verify(
     *,
     dialect: Dialect | None = None,
     chat_only: bool = False,
+    deterministic: bool = False,
     reference: Route | None = None,
     precision: Precision | None = None,
     max_new_tokens: int = MAX_NEW_TOKENS,
@@ -102,6 +103,7 @@ def verify(
     comes with pipegen.
     dialect: `vllm`, `sglang` or `plain`. By default, the server is asked which.
     chat_only: do not ask by token ids.
+    deterministic: ask each request alone and among the others, too, and count other answers.
     reference: a route whose engine scores, on the right weights. By default `hf` on the model.
     precision: what the server should compute in. By default the checkpoint's own dtype.
     settings: those of servers, such as `api_key` or `timeout`.
@@ -143,6 +145,7 @@ def verify(
             whole=routes._replace(chat=whole, by_ids=None),
             streams=routes._replace(chat=streams, by_ids=None),
             dialect=spoken,
+            deterministic=deterministic,
             image_policy=image_policy,
             model=model,
             precision=computes_in,

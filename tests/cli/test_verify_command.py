@@ -119,7 +119,7 @@ def test_requests_of_a_file_and_the_flags_reach_it(
         {"id": "a", "messages": [{"role": "user", "content": "Hi"}]}, "not JSON", {"prompt": "Hi"}
     )
     flags = (
-        *("--dialect", "sglang", "--precision", "bfloat16", "--chat-only"),
+        *("--dialect", "sglang", "--precision", "bfloat16", "--chat-only", "--deterministic"),
         *("--max-new-tokens", "7", "--device", "cpu", "--served-model-name", "n"),
     )
     assert command("verify", "http://h", source, "--model", "m", *flags).code == 0
@@ -129,6 +129,7 @@ def test_requests_of_a_file_and_the_flags_reach_it(
         "dialect": "sglang",
         "precision": "bfloat16",
         "chat_only": True,
+        "deterministic": True,
         "max_new_tokens": 7,
         "device": "cpu",
         "served_model_name": "n",

@@ -287,7 +287,8 @@ TRIED = {
         {**BESIDE.get(name, {}), name: BARE if name == "template" else entry.row.trial}
     )
     for name, entry in OPTIONS.items()
-    if name != "tool_choice"  # which takes tools too
+    # these take tools, or an adapter (see test_lora.py), too
+    if name not in ("adapter", "tool_choice")
 }
 """One try of each option that differs from what is neutral."""
 

@@ -43,7 +43,7 @@ def ids_of(slots: Any) -> list[tuple[int, ...]]:
 
 def parity(folder: Path) -> list[Line]:
     """Rows beside others and alone, and the plain model of transformers: in float32 the same ids;
-    in bfloat16 the share of equal rows.
+    in bfloat16 the share of equal rows, which is all where the engine is deterministic.
     """
     from transformers import AutoModelForCausalLM
 
@@ -64,6 +64,17 @@ def parity(folder: Path) -> list[Line]:
                 )
             )
             device = next(route.engine.computing.loaded().parameters()).device
+        with pg.backends.hf(str(folder), dtype=dtype, deterministic=True) as route:
+            exact = ids_of(pg.run(route, requests(ids, sizes().tokens)))
+            alone = [ids_of(pg.run(route, requests([ids[row]], sizes().tokens)))[0] for row in few]
+            same = sum(exact[row] == one for row, one in zip(few, alone, strict=True))
+            lines.append(
+                (
+                    f"{dtype}, deterministic: rows that are the same beside others and alone",
+                    f"{same} of {len(alone)}",
+                    same == len(alone),
+                )
+            )
         model = auto.from_pretrained(folder, dtype=getattr(torch, dtype)).to(device).eval()
         same = 0
         for row in few:

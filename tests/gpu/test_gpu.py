@@ -32,7 +32,7 @@ def test_a_program_runs_and_all_is_as_it_has_to_be(program: str) -> None:
     assert "CPU, small sizes" in done.stdout
     assert (
         done.stdout.count("| yes |")
-        >= {"parity": 2, "skewed": 3, "memory": 4, "shared": 1}[program]
+        >= {"parity": 4, "skewed": 3, "memory": 4, "shared": 1}[program]
     )
     assert "| NO |" not in done.stdout
 

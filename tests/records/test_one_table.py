@@ -28,6 +28,9 @@ LISTS = {
     "backends/servers/vllm_dialect.py": BODY,
     "contrib/renderers/renderer_engine.py": BODY,
     "contrib/renderers/renderer_sglang.py": BODY,
+    "contrib/sampled_logprobs.py": "the stops that change no probability",
+    "contrib/trl.py": "settings of a trainer that have these names",
+    "drivers/telemetry.py": "names of the GenAI conventions",
     "cli/demo.py": ASKED,
     "evals/inspect_ai.py": ASKED,
     "evals/lm_eval.py": ASKED,
@@ -50,6 +53,8 @@ ALONE = {
     "backends/servers/sglang_dialect.py": BODY,
     "backends/servers/vllm_dialect.py": BODY,
     "contrib/renderers/renderer_sglang.py": BODY,
+    "contrib/trl.py": "settings of a trainer that have these names",
+    "drivers/telemetry.py": "names of the GenAI conventions",
 }
 """Where one that changes what is chosen stands, and why."""
 

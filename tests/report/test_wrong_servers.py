@@ -4,6 +4,7 @@ server has no fault."""
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import itertools
 import json
@@ -18,7 +19,7 @@ pytest.importorskip("torch")
 pytest.importorskip("aiohttp")
 
 from support.faults import FAULTS, MODELS, write_other
-from support.wrong_server import RIGHT, Fault, ModelServer
+from support.wrong_server import RIGHT, Fault, ModelServer, Row
 
 import pipegen as pg
 from pipegen import embedded
@@ -151,3 +152,54 @@ def test_each_fault_is_found_and_named_rightly_or_not_known(
 
 def test_each_quick_case_is_one_of_the_faults() -> None:
     assert {*QUICK} <= {(fault.name, dialect) for fault, dialect in CASES}
+
+
+class OtherAlone:
+    """Of a row that is alone in its batch, another first token."""
+
+    alone = False
+
+    def batch(self, rows: list[Row]) -> list[Row]:
+        self.alone = len(rows) == 1
+        return rows
+
+    def row(self, row: Row, asked: Any, tokenizer: Any) -> Row:
+        if not self.alone or len(row.ids) < 2:
+            return row
+        ids = [row.ids[1], *row.ids[1:]]
+        (_, value, tops), *rest = row.logprobs
+        return dataclasses.replace(
+            row, ids=ids, text=tokenizer.decode(ids), logprobs=[(ids[0], value, tops), *rest]
+        )
+
+
+@pytest.mark.parametrize("deterministic", [True, False])
+def test_answers_that_depend_on_their_batch_are_counted_where_that_is_asked(
+    deterministic: bool, serving: Any, route_of: Any
+) -> None:
+    server, other = serving("vllm"), OtherAlone()
+    server.route = route_of("right")
+    server.fault = Fault("alone", (), batch=other.batch, row=other.row, ways=("chat",))
+    few = [*itertools.islice(prompts(), 24)]
+    try:
+        found = pg.verify(
+            server.url,
+            "embedded",
+            few,
+            reference=route_of("right"),
+            precision="float32",
+            deterministic=deterministic,
+        )
+    finally:
+        server.fault = RIGHT
+    kinds = [(fault.kind, fault.answers > 1) for fault in found.faults]
+    assert kinds == ([("batch", True)] if deterministic else [])
+
+
+def test_a_right_server_gives_the_same_answers_alone(serving: Any, route_of: Any) -> None:
+    server = serving("vllm")
+    server.route = route_of("right")
+    few = [*itertools.islice(prompts(), 12)]
+    found = pg.verify(server.url, "embedded", few, reference=route_of("right"), deterministic=True)
+    assert found.right
+    assert found.plain()["faults"] == []

@@ -48,7 +48,8 @@ def test_placeholders_are_in_the_order_of_the_messages() -> None:
 
     images, tokens = (prepared(), prepared(0.0, 1.0)), {"image": 7, "video": 8}
     both = Placeholders("<i>", "<v>")
-    assert _misplaced([7, 8], images, tokens, both, None) is None
-    wrong = _misplaced([8, 7], images, tokens, both, None)
+    asked = pg.VlmGenerationRequest(prompt="", images=["a.png"], videos=["a.mp4"])
+    assert _misplaced([7, 8], asked, images, tokens, both, None) is None
+    wrong = _misplaced([8, 7], asked, images, tokens, both, None)
     assert isinstance(wrong, InvalidRequest)
     assert "in another order than the messages" in wrong.message

@@ -451,12 +451,12 @@ class Checkpoint:
     @cached_property
     def image_placeholder(self) -> str | None:
         """The control token that stands for one image in a prompt."""
+        if self.image_token_id is None:  # of a model loaded for text alone, too
+            return None
         return self.fact("image_placeholder", self._image_token)
 
     def _image_token(self) -> str | None:
         """The processor's where it has sizes of its own, else the model's."""
-        if self.image_token_id is None:
-            return None
         native = not self.no_processor_because and self.image_spec.kind == "native"
         image_token = getattr(self.processor, "image_token", None) if native else None
         with loading(

@@ -73,7 +73,7 @@ class Computing:
 
     def __init__(self, load: ModelLoadConfig, checkpoint: Checkpoint, size: int) -> None:
         self._checkpoint, self.size = checkpoint, size
-        self.sharing = SHARING * size if load.batch_size is None else 0
+        self.sharing = SHARING * size if load.batch_size is None and not load.deterministic else 0
         """How many rows may run side by side where they share, and hold few columns."""
         self.weights = Weights(checkpoint)
         self._weights_then = b""
@@ -83,9 +83,10 @@ class Computing:
         # eight of them take the room of one image's inputs, and cost more to make
         self.prepared = Prepared(checkpoint, limit // 4)
         self.pixels = Pixels(checkpoint, limit - limit // 4)
-        self.traits = ModelTraits()
+        self.traits = ModelTraits(deterministic=load.deterministic)
+        kept = PREFIXES if load.prefix_memory_bytes is None else load.prefix_memory_bytes
         self.prefixes = Prefixes(
-            PREFIXES if load.prefix_memory_bytes is None else load.prefix_memory_bytes,
+            0 if load.deterministic else kept,
             checkpoint,
             self.pixels,
             # the compiled steps see whole rows

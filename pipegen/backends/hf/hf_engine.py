@@ -67,7 +67,7 @@ class HFEngine(CheckpointEngine):
     def __init__(self, load: ModelLoadConfig, checkpoint: Checkpoint | None = None) -> None:
         super().__init__(load, checkpoint)
         check_settings(load)
-        self._size = load.batch_size or ROWS
+        self._size = 1 if load.deterministic else load.batch_size or ROWS
 
         def make() -> Computing:
             from pipegen.backends.hf.computing import Computing

@@ -62,6 +62,8 @@ class HFRow(RowState):
         self.adapter = options.adapter or ""
         self.event: TokensMade | None = None
         """What tells of the newest tokens; None where nobody wants to know."""
+        self.read_first = 0
+        """How many tokens were read in one pass, where those after them must come one by one."""
         self.mailbox: Any = None
         """Where the row's events go."""
         # a reproducible stream, the same on every platform; without a seed, any
@@ -72,12 +74,12 @@ class HFRow(RowState):
         self._there = 0  # so many generated ids are on the device
         self._processors: list[tuple[Plugin, Any]] = []
         self._criteria: list[tuple[Plugin, Any]] = []
-        context = RowContext(
-            prompt_length=len(self.prompt_ids),
-            tokenizer=getattr(tokenizer, "raw", tokenizer),
-            exact_tokenizer=tokenizer,
-        )
         for plugin in plugins:
+            context = RowContext(
+                prompt_length=len(self.prompt_ids),
+                tokenizer=getattr(tokenizer, "raw", tokenizer),
+                exact_tokenizer=tokenizer,
+            )
             for make, hooks in (
                 (plugin.logits_processor, self._processors),
                 (plugin.stopping_criteria, self._criteria),

@@ -115,7 +115,8 @@ class Scoring:
         longest = self._checkpoint.positions.long_after
         for position, row in rows:
             tail, context = Tail(position, row), Context(row.encoded)
-            if longest is not None and len(row.token_ids) - 1 > longest:
+            long = longest is not None and len(row.token_ids) - 1 > longest
+            if long or self._traits.deterministic:
                 alone.append(tail)
                 continue
             # there is nothing to be read once

@@ -18,12 +18,14 @@ OWN = {
     "adapter_name_or_path": "adapter",
 }
 """Arguments of `from_pretrained` that pipegen gives itself, and the field that says each."""
+_ALONE = {"batch_size": 1, "prefix_memory_bytes": 0, "compile": False}
+"""What settings say, if anything, where rows are computed one by one, each from its own tokens."""
 _SPREAD = ("auto", "balanced", "balanced_low_0", "sequential")
 
 
 def check_settings(load: ModelLoadConfig) -> None:
     """Raise `InvalidField` for a device that is not here, an adapter's folder that is not there,
-    and an argument that a field of the record says.
+    an argument that a field of the record says, and one that `deterministic` leaves no use for.
 
     Raises `MissingExtra` where a setting needs a package that is not installed.
     """
@@ -36,6 +38,12 @@ def check_settings(load: ModelLoadConfig) -> None:
             raise InvalidField(
                 f"ModelLoadConfig.engine_kwargs takes no {name!r} for backend 'hf': pipegen sets it"
                 " itself"
+            )
+    for name, value in _ALONE.items() if load.deterministic else ():
+        if getattr(load, name) not in (None, value):
+            raise InvalidField(
+                f"ModelLoadConfig.{name} is not for a deterministic engine, which computes rows one"
+                " by one: leave out either"
             )
     if load.device is not None:
         _check_device("device", load.device)

@@ -339,6 +339,23 @@ class Prefixes:
             count(read, present)
         return result
 
+    def read_alone(self, model: Any, row: HFRow, count: Count, *, fixed: bool) -> Prefilled | None:
+        """Read a row as if it had never had to wait again: what it has generated since its first
+        pass, or since it became long for LongRoPE, comes token by token once more.
+        """
+        row.read_first, limit = row.read_first or row.length, self._checkpoint.positions.long_after
+        if limit is not None and row.read_first <= limit < row.length:
+            row.read_first = limit + 1
+        first, after = row.sequence[: row.read_first], row.sequence[row.read_first :]
+        part = _PrefixRow(first, row.encoded, row.left + len(after), row.adapter)
+        result = self.prefill(model, [part], (), count, fixed=fixed)
+        if result is None:
+            return None
+        batch, logits = result
+        for token in after:
+            logits = batch.step(model, torch.tensor([[token]], device=logits.device))
+        return batch, logits
+
     def _chains(
         self, model: Any, rows: Sequence[Any], marked: Sequence[Marked], present: Sequence[int]
     ) -> list[Chain]:

@@ -38,7 +38,8 @@ the number of rows that run at a time, until one is alone.
   where these hold no more columns than `_most` that share nothing. Sequences times width is at most
   `_max_tokens` where that is known, unless a single sequence is longer.
 - Where rows of several adapters cannot be in one pass, all rows that run or are prefilled have one.
-- A row's tokens depend on its own options and seed alone, not on when it ran or beside which rows.
+- A row's tokens depend on its own options and seed alone, not on when it ran or beside which rows;
+  with `ModelTraits.deterministic` so does each bit of its logits, since it is read and run alone.
 - A `StaticBatch` (a model whose cache is not known) is not changed until its last row is done.
 """
 
@@ -120,6 +121,8 @@ class ModelTraits:
     """Its cache is not known, or holds states: rows are scored each by itself, in passes without a
     cache.
     """
+    deterministic: bool = False
+    """Rows are computed so that all they get depends on their own tokens alone, to the last bit."""
     max_tokens: int | None = None
     """How many tokens, padding included, may be cached at a time without running out of memory;
     None where it never has.
@@ -186,7 +189,7 @@ class Schedule:
 
     def add(self, rows: Sequence[HFRow]) -> None:
         """Let rows wait for their turn."""
-        self._waiting.add(rows, apart=self._traits.fixed)
+        self._waiting.add(rows, apart=self._traits.fixed or self._traits.deterministic)
 
     @property
     def rows(self) -> list[HFRow]:
@@ -286,12 +289,11 @@ class Schedule:
             [row for source in chosen for row in source],
         )
         self._pixels.ahead(image for source in near for image in source[0].encoded.prompt.images)
-        result = self._prefixes.prefill(
-            self._model,
-            [source[0] for source in chosen],
-            prefixes,
-            self._count,
-            fixed=self._traits.fixed,
+        rows, fixed = [source[0] for source in chosen], self._traits.fixed
+        result = (
+            self._prefixes.read_alone(self._model, rows[0], self._count, fixed=fixed)
+            if self._traits.deterministic
+            else self._prefixes.prefill(self._model, rows, prefixes, self._count, fixed=fixed)
         )
         if result is None:
             self._traits.even = True
@@ -334,13 +336,8 @@ class Schedule:
         if not self._measured and isinstance(batch, RunningBatch):
             self._measured = True
             most = max_cached_tokens(batch.cache, len(batch) * batch.width, self._model.device)
-            self._max_tokens = (
-                most
-                if self._max_tokens is None
-                else self._max_tokens
-                if most is None
-                else min(self._max_tokens, most)
-            )
+            limits = [limit for limit in (most, self._max_tokens) if limit is not None]
+            self._max_tokens = min(limits, default=None)
 
     def _insert(self, prefilled: _PrefilledRows, free: int) -> list[HFRow]:
         """Choose the first token of prefilled rows, and let those that are not done take free
@@ -450,6 +447,7 @@ class Schedule:
         """
         if (
             self._compiled is not None
+            or self._traits.deterministic
             or self._checkpoint.positions.long_after is not None
             or not batch.can_check
         ):

@@ -38,8 +38,16 @@ ABOUT = (
     "logprobs_mode",
     "max_logprobs",
     "sampling_mask_max_tokens",
+    "device_type",
+    "VLLM_BATCH_INVARIANT",
 )
 """What is kept of a server's pages of facts, which may hold more than they should."""
+_INNER = (
+    ("vllm_env",),
+    ("vllm_config", "device_config"),
+    ("vllm_config", "model_config"),
+)
+"""Where vLLM has it."""
 
 
 def _entries(answer: Mapping[str, object]) -> list[Mapping[str, Any]]:
@@ -66,18 +74,20 @@ def models_of(answer: Mapping[str, object]) -> dict[str, int | None]:
 
 
 def about_in(page: Mapping[str, object]) -> dict[str, Any]:
-    """What is kept of a page; vLLM has the settings of its model one level down.
+    """What is kept of a page; vLLM has settings in parts of it.
 
     >>> about_in(
     ...     {"version": "1", "vllm_config": {"model_config": {"logprobs_mode": "raw_logprobs"}}}
     ... )
     {'version': '1', 'logprobs_mode': 'raw_logprobs'}
     """
-    inner = page
-    for name in ("vllm_config", "model_config"):
-        value = inner.get(name)
-        inner = value if isinstance(value, Mapping) else {}
-    facts = {**inner, **page}
+    facts = dict(page)
+    for place in _INNER:
+        inner = page
+        for name in place:
+            value = inner.get(name)
+            inner = value if isinstance(value, Mapping) else {}
+        facts = {**inner, **facts}
     return {
         name: facts[name]
         for name in ABOUT

@@ -114,7 +114,7 @@ class ServerEngine(HasModelMetadata, HttpEngine[Encoded, Raw]):
         if not reason and "generate" in facts.lacks:
             reason = "the server has no endpoint that takes them with token ids"
         honours = ENGINES[self.name] if self.wire.honours is None else self.wire.honours
-        if facts.about.get("enable_deterministic_inference") is True:
+        if not self.wire.not_deterministic(facts):
             honours |= {"repeatable"}
         room = self._room(facts)
         return dataclasses.replace(
@@ -229,6 +229,13 @@ class ServerEngine(HasModelMetadata, HttpEngine[Encoded, Raw]):
                 f" {has if facts.adapters else 'it has loaded none'}",
                 option="adapter",
                 hint="load it there under this name (--lora-modules, --lora-paths)",
+            )
+        if self._checkpoint.load.deterministic and (hint := self.wire.not_deterministic(facts)):
+            refusal = refusal or UnsupportedOption(
+                f"{self.sender.access.root} does not report that answers are independent of their"
+                " batch",
+                option="deterministic",
+                hint=hint,
             )
         if refusal is not None:
             return Failure(refusal)

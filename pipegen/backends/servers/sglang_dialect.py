@@ -363,6 +363,11 @@ SGLANG = Wire(
     raw_stops=True,
     scores=True,
     abort=abort,
+    not_deterministic=lambda facts: (
+        ""
+        if facts.about.get("enable_deterministic_inference") is True
+        else "start it with --enable-deterministic-inference"
+    ),
     about="/server_info",
     paths=("/generate",),
     limit=limit,

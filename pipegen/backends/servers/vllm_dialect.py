@@ -477,6 +477,13 @@ VLLM = Wire(
     unsupported_words=unsupported_words,
     keeps_sizes=True,
     scores=True,
+    not_deterministic=lambda facts: (
+        ""
+        if facts.about.get("VLLM_BATCH_INVARIANT") is True
+        and facts.about.get("device_type") == "cuda"
+        else "start it on a GPU with VLLM_BATCH_INVARIANT=1, and with VLLM_SERVER_DEV_MODE=1, without"
+        " which it does not report that"
+    ),
     about="/version",
     started="/server_info?config_format=json",
     paths=(GENERATE, COMPLETIONS),

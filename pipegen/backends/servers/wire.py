@@ -214,6 +214,10 @@ class Wire:
     """The engine's capabilities, where it has no row in `pipegen.ENGINES`."""
     about: str | None = None
     """The path of the engine's page of facts."""
+    not_deterministic: Callable[[Facts], str] = lambda facts: "ask another engine"
+    """What to do where such a server does not report that answers are independent of their batch;
+    empty where it does.
+    """
     started: str | None = None
     """The path of the page that says how the server was started, where it may have one."""
     paths: tuple[str, ...] = ()

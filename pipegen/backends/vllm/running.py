@@ -48,6 +48,7 @@ from pipegen.backends.vllm.start import (
     engine_arguments,
     refusals,
     starting,
+    use_batch_invariance,
 )
 from pipegen.core.errors import BackendFailed, CallFailed
 from pipegen.core.foreign_calls import Raised, guard, report
@@ -233,6 +234,7 @@ class Core:
         with self._lock:
             if self._running is None or self._running.failed is not None:
                 with starting(self._checkpoint.load, self._checkpoint.source):
+                    use_batch_invariance(self._checkpoint.load)
                     check_version()
                     self.differs = checked_lengths(
                         self._checkpoint, int(self.model_config().max_model_len)
@@ -278,6 +280,7 @@ class Core:
                 self._model_config = self._running.model_config
             if self._model_config is None:
                 with starting(self._checkpoint.load, self._checkpoint.source):
+                    use_batch_invariance(self._checkpoint.load)
                     check_version()
                     from vllm import EngineArgs
 

@@ -12,7 +12,9 @@ import contextlib
 import dataclasses
 import functools
 import importlib.util
+import os
 import re
+import sys
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
@@ -48,6 +50,7 @@ __all__ = [
     "starting",
     "takes_grammars",
     "unscored",
+    "use_batch_invariance",
 ]
 
 
@@ -111,6 +114,39 @@ def check_version() -> None:
             f'install one of these: pip install "vllm>={low},<{HIGHEST[0]}.{HIGHEST[1] + 1}"; or'
             " ask a server of yours with vllm_server",
         )
+
+
+INVARIANT = "VLLM_BATCH_INVARIANT"
+"""The variable of the environment by which vLLM computes each row independently of its batch."""
+
+
+def use_batch_invariance(load: ModelLoadConfig) -> None:
+    """Where `deterministic` is set, let vLLM be imported in its batch-invariant mode. Raises
+    `CannotStart` where it was imported without, and where the device has no such mode: vLLM itself
+    fails late there, in a kernel.
+    """
+    if not load.deterministic:
+        return
+    imported, given = "vllm" in sys.modules, os.environ.get(INVARIANT)
+    if not imported:
+        os.environ[INVARIANT] = "1"
+    import vllm
+    from vllm.platforms import current_platform
+
+    if current_platform.is_cuda() and current_platform.has_device_capability(80):
+        if imported and given != "1":
+            raise CannotStart(
+                f"vLLM was imported in this process without {INVARIANT}, and deterministic is set",
+                f"set {INVARIANT}=1 before Python starts",
+            )
+        return
+    if given is None:
+        os.environ.pop(INVARIANT, None)
+    raise CannotStart(
+        f"vLLM {vllm.__version__} computes rows independently of their batch on NVIDIA GPUs of compute"
+        f" capability 8.0 or more, and not on this device ({current_platform.device_type})",
+        "use hf, or leave deterministic out",
+    )
 
 
 def leaves_out_times(model_type: str) -> str:

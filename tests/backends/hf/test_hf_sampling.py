@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from pipegen.backends.hf.hf_sampling import draw, penalise, probabilities
+from pipegen.backends.hf.hf_sampling import draw, narrow, penalise
 from pipegen.records.options import GenerationOptions, resolve
 
 SCORES = torch.tensor([[0.0, 3.0, 1.0, -2.0, 2.0]])
@@ -21,7 +21,7 @@ def options(**said: Any) -> GenerationOptions:
 
 
 def kept(**said: Any) -> list[int]:
-    return [int(token) for token in probabilities(SCORES, [options(**said)])[0].nonzero()]
+    return [int(token) for token in narrow(SCORES, [options(**said)]).softmax(-1)[0].nonzero()]
 
 
 def test_presence_is_taken_once_and_frequency_each_time_of_the_answer_alone() -> None:
@@ -52,7 +52,7 @@ def test_each_filter_keeps_what_its_rule_says() -> None:
 
 
 def test_a_very_low_temperature_takes_the_likeliest_and_stays_a_number() -> None:
-    assert probabilities(SCORES * 1e3, [options(temperature=1e-30)]).tolist() == [
+    assert narrow(SCORES * 1e3, [options(temperature=1e-30)]).softmax(-1).tolist() == [
         [0.0, 1.0, 0.0, 0.0, 0.0]
     ]
 
@@ -63,7 +63,7 @@ def test_a_temperature_next_to_nothing_takes_the_likeliest_also_where_tokens_are
 ) -> None:
     forbidden = torch.tensor([[-torch.inf, 3.0, 1.0, -2.0, 2.0]])
     for scores in (SCORES, SCORES * 1e3, forbidden):
-        assert probabilities(scores, [options(temperature=temperature)]).tolist() == [
+        assert narrow(scores, [options(temperature=temperature)]).softmax(-1).tolist() == [
             [0.0, 1.0, 0.0, 0.0, 0.0]
         ]
 
@@ -73,7 +73,7 @@ def test_a_temperature_beyond_all_bounds_levels_the_tokens_that_are_allowed(
     temperature: float,
 ) -> None:
     forbidden = torch.tensor([[-torch.inf, 3.0, 1.0, -2.0, 2.0]])
-    assert probabilities(forbidden, [options(temperature=temperature)]).tolist() == [
+    assert narrow(forbidden, [options(temperature=temperature)]).softmax(-1).tolist() == [
         [0.0, 0.25, 0.25, 0.25, 0.25]
     ]
 
@@ -83,7 +83,7 @@ def test_a_repetition_penalty_beyond_all_bounds_leaves_numbers(penalty: float) -
     seen = torch.tensor([[True, True, False, True, False]])
     scores = penalise(SCORES, seen, torch.zeros(1, 5), [options(repetition_penalty=penalty)])
     assert scores.isfinite().all()
-    assert probabilities(scores, [options()]).sum() == pytest.approx(1.0)
+    assert narrow(scores, [options()]).softmax(-1).sum() == pytest.approx(1.0)
     assert int(scores.argmax()) == (4 if penalty > 1 else 1)
 
 
@@ -109,10 +109,10 @@ def test_options_go_to_the_device_once_and_not_at_every_step(
         for at in range(3)
     ]
     scores = torch.randn(3, 20, generator=torch.Generator().manual_seed(0))
-    expected, made = probabilities(scores, options), []
+    expected, made = narrow(scores, options).softmax(-1), []
     plain = torch.tensor
     monkeypatch.setattr(
         torch, "tensor", lambda *values, **more: made.append(values) or plain(*values, **more)
     )
-    assert torch.equal(probabilities(scores, options), expected)
+    assert torch.equal(narrow(scores, options).softmax(-1), expected)
     assert made == []

