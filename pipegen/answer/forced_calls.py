@@ -1,8 +1,9 @@
 """The form of a tool call that an answer is to be: `tool_choice`.
 
 The parts of the call are those that the chat template writes, after a thought those that it writes
-there. The name is one of the tools' names, and the arguments are JSON of its schema. What stands
-around them is written, and not generated (see `pipegen.stages.multi_call`).
+there. The name is one of the tools' names. The arguments are JSON of its schema, or tagged values
+(see `pipegen.answer.tagged_calls`). What stands around them is written, and not generated (see
+`pipegen.stages.multi_call`).
 
 >>> from pipegen.records.options import resolve
 >>> tool_choice(resolve(GenerationOptions(structured={"tool_choice": "required"})))
@@ -12,20 +13,22 @@ around them is written, and not generated (see `pipegen.stages.multi_call`).
 from __future__ import annotations
 
 import functools
-from typing import NamedTuple
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 from returns.result import Failure, Success
 
+from pipegen.answer.tagged_calls import TaggedForm, Tags, tagged_form, tags_of
 from pipegen.answer.tool_calls import read_calls
-from pipegen.core.errors import InvalidRequest, TemplateFailed, UnsupportedOption
+from pipegen.core.errors import GenerationError, InvalidRequest, TemplateFailed, UnsupportedOption
 from pipegen.core.slots import Slot, is_ok
 from pipegen.ending.detokenize import ids_behind
 from pipegen.engines.tokenizer import Renderer, Tokenizer
 from pipegen.records import strict_json
+from pipegen.records.call_form import ArgumentsForm, CallForm, ValueForm
 from pipegen.records.frozen import thaw
-from pipegen.records.options import ChatTemplateOptions, GenerationOptions
+from pipegen.records.options import ChatTemplateOptions, GenerationOptions, StructuredOptions
 from pipegen.records.requests import GenerationRequest
-from pipegen.records.results import CallForm
 from pipegen.template.call_syntax import (
     ARGUMENTS,
     ID,
@@ -70,6 +73,8 @@ class CallTexts(NamedTuple):
     closes: str
     after: str = ""
     """The end token of the thought."""
+    tags: Tags | None = None
+    """Those of the arguments; None where they are JSON."""
 
 
 def tool_choice(options: GenerationOptions) -> str | None:
@@ -105,28 +110,71 @@ def call_form(
                 hint="give the tools with the request",
             )
         )
-    slot = call_texts(writer_of(renderer, options.chat or ChatTemplateOptions()), control)
-    if not is_ok(slot):
-        text = f"a tool call cannot be forced: {slot.failure().message}"
-        hint = "leave tool_choice out: calls are read as the model writes them"
-        return Failure(UnsupportedOption(text, option="tool_choice", hint=hint))
-    texts = slot.unwrap()
+    writer = writer_of(renderer, options.chat or ChatTemplateOptions())
+    form = call_texts(writer, control).bind(lambda texts: _form(texts, tools, tokenizer, writer))
+    return form.alt(_unsupported)
+
+
+def _unsupported(error: GenerationError) -> UnsupportedOption:
+    text = f"a tool call cannot be forced: {error.message}"
+    hint = "leave tool_choice out: calls are read as the model writes them"
+    return UnsupportedOption(text, option="tool_choice", hint=hint)
+
+
+def _form(
+    texts: CallTexts, tools: Mapping[str, Any], tokenizer: Tokenizer, writer: Writer
+) -> Slot[CallForm]:
+    """The form of a call of one of these tools."""
+    schemas, tags = {name: strict_json.dump(schema) for name, schema in tools.items()}, texts.tags
+    ends, closes, forms = "", texts.closes, []
+    if tags is not None:
+        tokens, between = tokenizer.control_tokens, "".join(tags[:4])
+        token = next((one for one in tokens if one in between or closes.startswith(one)), None)
+        if token is not None:  # no regular expression has one
+            return _not_forced(f"writes the control token {token!r} beside tagged values")
+        # up to a control token the end is generated: the model ends the arguments
+        size = min((place for place in map(closes.find, tokens) if place > 0), default=len(closes))
+        ends, closes = closes[:size], closes[size:]
+    for name, schema in schemas.items():
+        if tags is None:
+            forms.append(ArgumentsForm(form=StructuredOptions(json_schema=schema)))
+            continue
+        slot = tagged_form(schema, tags, ends, writer)
+        if not is_ok(slot):
+            message = "the template writes arguments as tagged values, and those of the tool"
+            return Failure(
+                TemplateFailed(f"{message} {name!r:.80} are not: {slot.failure().message}")
+            )
+        forms.append(_arguments(slot.unwrap(), ids_behind(tokenizer, tags.closes)))
     return Success(
         CallForm(
             opens=ids_behind(tokenizer, texts.opens, after=texts.after),
             names=tuple(tools),
             between=texts.between,
-            schemas=tuple(map(strict_json.dump, tools.values())),
-            closes=ids_behind(tokenizer, texts.closes),
+            arguments=tuple(forms),
+            closes=ids_behind(tokenizer, closes),
         )
     )
 
 
+def _arguments(form: TaggedForm, closes: tuple[int, ...]) -> ArgumentsForm:
+    values = [
+        ValueForm(
+            opens=value.opens,
+            form=StructuredOptions(json_schema=value.schema),
+            closes=closes,
+            then=StructuredOptions(regex=value.then) if value.then else None,
+        )
+        for value in form.values
+    ]
+    return ArgumentsForm(form=StructuredOptions(regex=form.regex), values=tuple(values))
+
+
 @functools.lru_cache(maxsize=64)
 def call_texts(writer: Writer, control: ControlTokens | None = None) -> Slot[CallTexts]:
-    """The parts of a call whose arguments are JSON, after a thought where there are `control`
-    tokens; `TemplateFailed` where they are written otherwise, or where a call of these parts is not
-    read back.
+    """The parts of a call, after a thought where there are `control` tokens; `TemplateFailed` where
+    its arguments are neither JSON nor tagged values, or where a call of these parts is not read
+    back.
     """
     return syntax_of(writer).bind(lambda syntax: _call_texts(syntax, writer, control))
 
@@ -142,8 +190,12 @@ def _call_texts(syntax: Syntax, writer: Writer, control: ControlTokens | None) -
         begins = f"{thought.opens}{THOUGHT}{thought.closes}{thought.end}"
     behind = behind.removesuffix(syntax.end)
     kind, arguments = arguments_in(behind) or ("", "")
-    if kind != "json":
-        return _not_forced("does not write arguments as JSON")
+    tags = tags_of(syntax)
+    if tags is not None:
+        ((key, value),) = ARGUMENTS.items()
+        arguments = f"{tags.opens}{key}{tags.middle}{value}{tags.closes}"
+    if (kind != "json" and tags is None) or arguments not in behind:
+        return _not_forced("writes arguments neither as JSON nor each with tags of its own")
     if ahead is None:
         return _not_forced("begins an answer that is a call otherwise than its prompts end")
     read = read_calls(f"{begins}{ahead}{NAME}{behind}", syntax.end.strip(), TOOLS, writer)
@@ -152,10 +204,10 @@ def _call_texts(syntax: Syntax, writer: Writer, control: ControlTokens | None) -
     if calls == [(NAME, ARGUMENTS)] and f"{begins}{ahead}".startswith(read.content or ""):
         between, _, closes = behind.partition(arguments)
         opens, between, closes = (text.replace(ID, FIRST_ID) for text in (ahead, between, closes))
-        return Success(CallTexts(opens, between, closes, after))
+        return Success(CallTexts(opens, between, closes, after, tags))
     message = "a call in the form that the chat template writes is not read back from its text"
     return Failure(TemplateFailed(message))
 
 
-def _not_forced(why: str) -> Slot[CallTexts]:
+def _not_forced(why: str) -> Slot[Any]:
     return Failure(TemplateFailed(f"the chat template {why}"))

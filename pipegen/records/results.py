@@ -19,6 +19,7 @@ from returns.result import Failure, Success
 
 from pipegen.core.errors import GenerationError
 from pipegen.core.slots import Batch
+from pipegen.records.call_form import CallForm
 from pipegen.records.continues import History
 from pipegen.records.fields import BRIEF, UNWRITTEN, FieldRow, instance, record, string
 from pipegen.records.messages import Message, plain_messages
@@ -27,7 +28,7 @@ from pipegen.records.requests import GenerationRequest
 from pipegen.records.rollouts import Grid, Rollout, one_rollout, rollouts_of
 
 __all__ = [
-    "CallForm", "ChatOutput", "Decoded", "Encoded", "Finish", "GenerationResult", "ResolvedRequest", "PreparedImage", "Prompt",
+    "ChatOutput", "Decoded", "Encoded", "Finish", "GenerationResult", "ResolvedRequest", "PreparedImage", "Prompt",
     "Raw", "RoundsEnd", "Thinking", "Thought", "ThoughtForm", "TokenLogprob", "ToolReplies", "Turn", "closest_choice", "margin_of",
 ]  # fmt: skip
 
@@ -116,22 +117,6 @@ class ThoughtForm:
     bridge: tuple[int, ...]
     """What is between the end token and the answer."""
     text_opens: tuple[int, ...] = ()  # what a text then begins with, if a call begins otherwise
-
-
-@record
-class CallForm:
-    """How a chat template writes a tool call whose arguments are JSON, and the tools to call."""
-
-    opens: tuple[int, ...]
-    """The ids before the name."""
-    names: tuple[str, ...]
-    """The names of the tools."""
-    between: str
-    """What is between a name and the arguments."""
-    schemas: tuple[str, ...]
-    """For each tool the JSON Schema of its arguments."""
-    closes: tuple[int, ...]
-    """The ids behind the arguments."""
 
 
 @record

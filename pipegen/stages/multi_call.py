@@ -15,8 +15,9 @@ between thought and answer.
   count all tokens.
 - **Seeds**: the thought has the row's own, the answer one that is derived from it.
 - **A tool call** that is asked for is written around its name, which is generated where there is a
-  choice, and around its arguments, which are JSON of the tool's schema. The end token behind the
-  call is written too: it was sampled where the arguments end.
+  choice, and around its arguments. They are JSON of the tool's schema, or tagged values, of which
+  those that are JSON are generated on their own. The end token behind the call is written too: it
+  was sampled where the arguments end.
 """
 
 from __future__ import annotations
@@ -34,11 +35,11 @@ from pipegen.core.steps import EngineRequest
 from pipegen.ending.detokenize import ids_behind, spell
 from pipegen.engines.model import TokenModel
 from pipegen.engines.protocol import scores_tokens
+from pipegen.records.call_form import CallForm, ValueForm
 from pipegen.records.engine_list import shown
 from pipegen.records.fields import unchecked_replace
 from pipegen.records.options import GenerationOptions, StopOptions, StructuredOptions, resolve
 from pipegen.records.results import (
-    CallForm,
     Decoded,
     Encoded,
     Finish,
@@ -314,16 +315,19 @@ def _called(
     """
     unstopped = StopOptions(stop=(), stop_token_ids=(), ignore_eos=False)
     written.write(form.opens)
-    raw, text = Raw(encoded=written.asked, token_ids=()), ""
+    raw, text, count = Raw(encoded=written.asked, token_ids=()), "", 0
     names = tuple(name + form.between for name in form.names)
-    chosen, forms = 0, [StructuredOptions(choice=names)] if len(form.names) > 1 else []
-    if not forms:
+    chosen: int | None = None
+    part: StructuredOptions | None = StructuredOptions(choice=names)
+    value: ValueForm | None = None
+    if len(names) == 1:
         written.write(ids_behind(model.tokenizer, names[0]))
-    for call, part in enumerate((*forms, None), start=1):
+        chosen, part = 0, form.arguments[0].form
+    while part is not None:
         if written.room <= 0:
             return Success(raw)
-        structured = part or StructuredOptions(json_schema=form.schemas[chosen])
-        asks = written.row(sent, call, structured=structured, stop=unstopped)
+        count += 1
+        asks = written.row(sent, count, structured=part, stop=unstopped)
         judged = yield from _decoded(asks, engine, model)
         if not is_ok(judged):
             return Failure(judged.failure())
@@ -337,13 +341,23 @@ def _called(
         written.take(raw, len(raw.token_ids) - complete)
         if not complete:
             return Success(raw)
-        if part is not None:
+        if chosen is None:
             chosen = names.index(text)
+            part = form.arguments[chosen].form
+        elif value is not None:
+            written.write(value.closes)
+            part, value = value.then, None
+        else:
+            value = form.arguments[chosen].value_behind(text)
+            part = None if value is None else value.form
     written.write(form.closes)
     if written.room <= 0:
         return Success(raw)
     written.write(raw.token_ids[-1:])  # it was sampled before the end of the call, not behind it
-    return Success(unchecked_replace(raw, call=(form.names[chosen], text)))
+    # tagged values get their types where the answer is read
+    name = form.names[chosen or 0]
+    is_json = form.arguments[chosen or 0].form.json_schema is not None
+    return Success(unchecked_replace(raw, call=(name, text) if is_json else None))
 
 
 def _fill(written: _Written, scores: Any, *, top: bool) -> None:

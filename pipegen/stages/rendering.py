@@ -43,13 +43,14 @@ from pipegen.engines.model import TokenModel, reader_of
 from pipegen.engines.protocol import TokenEngine, require_token_engine
 from pipegen.engines.tokenizer import Renderer, Tokenizer
 from pipegen.records.call_arguments import arguments_read, unread_arguments, without_unread
+from pipegen.records.call_form import CallForm
 from pipegen.records.continues import Continues
 from pipegen.records.fields import InvalidField, instance, record, string, unchecked_replace
 from pipegen.records.frozen import NOTHING, thaw
 from pipegen.records.messages import Message, plain_messages
 from pipegen.records.options import ChatTemplateOptions, GenerationOptions
 from pipegen.records.requests import GenerationRequest
-from pipegen.records.results import CallForm, PreparedImage, ResolvedRequest, Thinking, ThoughtForm
+from pipegen.records.results import PreparedImage, ResolvedRequest, Thinking, ThoughtForm
 from pipegen.stages.continuation import Before, bridged, kept_turn
 from pipegen.template.choose_render import ALLOW, chosen_render, marker
 from pipegen.template.control_tokens import ControlTokens, control_tokens

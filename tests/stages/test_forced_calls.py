@@ -234,16 +234,16 @@ def test_a_call_begins_as_the_template_begins_an_answer_that_is_one() -> None:
     assert (called(result), result.content) == ([("add", {"a": 3, "b": 4})], "")
 
 
-class Tagged(ToyRenderer):
-    """Writes arguments as tagged values."""
+class Printed(ToyRenderer):
+    """Writes arguments in a form of its own, as Python calls functions."""
 
     def render(self, messages: Any, **more: Any) -> str:
         def written(message: Any) -> Any:
             calls = message.get("tool_calls") or ()
             text = "".join(
-                f"<call={call['function']['name']}>"
-                + "".join(f"<arg {k}={v}/>" for k, v in call["function"]["arguments"].items())
-                + "</call>"
+                f"[{call['function']['name']}("
+                + ", ".join(f"{k}={v}" for k, v in call["function"]["arguments"].items())
+                + ")]"
                 for call in calls
             )
             return {**message, "content": (message["content"] or "") + text, "tool_calls": None}
@@ -259,11 +259,11 @@ class Tagged(ToyRenderer):
         (engine(), ASKED, "none", pg.InvalidRequest, "is not honoured"),
         (engine(), ASKED, "fly", pg.InvalidRequest, "takes its tool, and this request has none"),
         (
-            engine(renderer=Tagged()),
+            engine(renderer=Printed()),
             ASKED,
             "add",
             pg.UnsupportedOption,
-            "a tool call cannot be forced: the chat template does not write arguments as JSON",
+            "a tool call cannot be forced: the chat template writes arguments neither as JSON",
         ),
     ],
 )

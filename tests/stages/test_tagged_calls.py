@@ -1,0 +1,378 @@
+"""Forced calls in templates that write arguments as tagged values: whatever the form allows is read
+back as a call whose arguments the tool's schema allows.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+pytest.importorskip("transformers")
+pytest.importorskip("llguidance")
+
+import jsonschema
+from llguidance import LLMatcher, LLTokenizer
+from support.small_tokenizers import chatml_tokenizer
+
+import pipegen as pg
+from pipegen.answer.number_regex import numbers
+from pipegen.answer.tagged_calls import text_until
+from pipegen.backends.checkpoint.tokenizers import HFRenderer
+from pipegen.backends.grammar import text_of
+from pipegen.records.options import StructuredOptions
+from pipegen.records.results import Encoded
+from pipegen.testing.fake import FakeEngine
+
+END = "<|im_end|>"
+WRITTEN = """{{ tools | tojson if tools }}{% for m in messages %}<|im_start|>{{ m.role }}
+{% if m.tool_calls %}{{ m.content or '' }}CALLS{% else %}{{ m.content }}{% endif %}<|im_end|>
+{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
+{% endif %}"""
+CALLS = """{% for c in m.tool_calls %}{{ '' if loop.first and not m.content else '\\n' }}OPENS
+{% for k, v in c.function.arguments | items %}VALUE
+{% endfor %}CLOSES{% endfor %}"""
+JSON_OF_LISTS = "v | tojson if v is mapping or (v is sequence and v is not string) else v | string"
+
+
+def template(opens: str, value: str, closes: str) -> str:
+    calls = CALLS.replace("OPENS", opens).replace("VALUE", value).replace("CLOSES", closes)
+    return WRITTEN.replace("CALLS", calls.replace("NAME", "{{ c.function.name }}"))
+
+
+TEMPLATES = {
+    "values on lines, as Qwen3-Coder": template(
+        "<tool_call>\n<function=NAME>",
+        "<parameter={{ k }}>\n{{ " + JSON_OF_LISTS + " }}\n</parameter>",
+        "</function>\n</tool_call>",
+    ),
+    "values as Python prints them, as Seed-OSS": template(
+        "<s:call>\n<function=NAME>",
+        "<parameter={{ k }}>{{ v | string }}</parameter>",
+        "</function>\n</s:call>",
+    ),
+    "keys and values, as GLM": template(
+        "<tool_call>NAME",
+        "<arg_key>{{ k }}</arg_key>\n<arg_value>{{ v if v is string else v | tojson }}</arg_value>",
+        "</tool_call>",
+    ),
+    "attributes, as MiniMax": template(
+        '<calls>\n<invoke name="NAME">',
+        '<parameter name="{{ k }}">{{ v if v is string else v | tojson }}</parameter>',
+        "</invoke>\n</calls>",
+    ),
+}
+QWEN, SEED, *_ = TEMPLATES.values()
+PARTS = (
+    *("\n", "<", "</", "</para", "</parameter>", "</parameter", "</arg_value>", "\n</parameter>"),
+    *("x", "é", "🎈", "1", "-", "0", ".", '"', "'", "True", "null", "[", "]", " ", "a-b", "2024-"),
+)
+CLOSINGS = ("\n</parameter>\n", "</parameter>\n", "</arg_value>\n", "]", "}", '"', ",")
+
+
+def drawn(form: StructuredOptions, rng: random.Random) -> str:
+    """A text that has the form, of parts that are hard to read."""
+    matcher = LLMatcher(LLTokenizer("byte"), LLMatcher.grammar_from_lark(text_of(form, ())))
+    text, limit = bytearray(), rng.randrange(200)
+
+    def added(part: str) -> bool:
+        data = list(part.encode())
+        if matcher.deep_copy().try_consume_tokens(data) < len(data):
+            return False
+        matcher.consume_tokens(data)
+        text.extend(data)
+        return True
+
+    while not (matcher.is_accepting() and matcher.is_stopped()):
+        forced = bytes(matcher.compute_ff_bytes())
+        parts = [
+            *(rng.sample(CLOSINGS, len(CLOSINGS)) if len(text) > limit else ()),
+            *rng.sample(PARTS, len(PARTS)),
+        ]
+        if forced or any(map(added, parts)):
+            matcher.consume_tokens(list(forced))
+            text.extend(forced)
+            continue
+        allowed = [number for number, bias in enumerate(matcher.compute_logit_bias()) if bias]
+        ascii_ones = [number for number in allowed if number < 128]
+        if not ascii_ones:
+            break
+        matcher.consume_token(choice := rng.choice(ascii_ones))
+        text.append(choice)
+    return text.decode()
+
+
+def schema_of(rng: random.Random, depth: int = 1) -> dict[str, Any]:
+    """A schema of simple types, or of lists and objects of them."""
+    bounds = {"minimum": rng.randrange(-20, 5), "maximum": rng.randrange(5, 2000)}
+    simple: list[dict[str, Any]] = [
+        {"type": "string"},
+        {"type": "string", "minLength": 2},
+        {"type": "string", "minLength": 1, "maxLength": 5},
+        {"type": "string", "pattern": "^[a-f]{2,4}-(x|yz)[0-9]+$"},
+        {"type": "string", "format": "date"},
+        {"type": "integer", **bounds},
+        {"type": "number", **bounds},
+        {"type": rng.choice(["integer", "number", "boolean", "null"])},
+        {"type": ["integer", "null"]},
+        {"anyOf": [{"type": "string"}, {"type": "null"}], "default": None},
+        {"anyOf": [{"type": "integer", "minimum": 3}, {"type": "string", "maxLength": 3}]},
+        {"enum": rng.sample(["a", "1", 1, True, None, 2.5, "a b", [1, "x"], {"k": None}], 4)},
+        {"const": rng.choice(["true", False, "", 7])},
+        {"$ref": "#/$defs/Colour", "description": "one"},
+        {"allOf": [{"$ref": "#/$defs/Colour"}], "default": "red"},
+        {},
+    ]
+    if not depth or rng.random() < 0.8:
+        return rng.choice(simple)
+    inner = schema_of(rng, 0)
+    return rng.choice(
+        [
+            {"type": "array", "items": inner, "maxItems": 3},
+            {"anyOf": [{"type": "array", "items": inner, "maxItems": 2}, {"type": "null"}]},
+            {
+                "type": "object",
+                "properties": {"a": inner, "b": {"type": "boolean"}},
+                "required": ["b"],
+                "additionalProperties": False,
+            },
+        ]
+    )
+
+
+def tool(name: str, parameters: Any) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": name, "parameters": parameters}}
+
+
+def asked(
+    source: str, tools: Sequence[Any], rng: random.Random, choice: str = "required"
+) -> tuple[pg.Slot[pg.GenerationResult], FakeEngine]:
+    """The answer of an engine that writes whatever its form allows."""
+
+    def script(row: Encoded) -> str:
+        form = row.options.structured
+        assert form is not None
+        return (rng.choice(form.choice) if form.choice else drawn(form, rng)) + END
+
+    renderer: Any = HFRenderer(chatml_tokenizer(), source)
+    engine = FakeEngine(script, renderer=renderer)
+    messages = [{"role": "user", "content": "Call it."}]
+    request = {"messages": messages, "tools": [*tools]}
+    options = {"tool_choice": choice, "max_new_tokens": 4000}
+    return pg.run(pg.route(engine), [request], options)[0], engine
+
+
+def forms_of(engine: FakeEngine) -> list[StructuredOptions]:
+    forms = [row.options.structured for batch in engine.calls for row in batch]
+    return [form for form in forms if form is not None]
+
+
+@pytest.mark.parametrize("seed", range(25))
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_whatever_the_form_allows_is_a_call_that_the_schema_allows(name: str, seed: int) -> None:
+    rng = random.Random(f"{name} {seed}")
+    tools = {}
+    for tool_name in ("get", "get_all"):
+        keys = rng.sample(["city", "days", "ok", "some-list", "a"], rng.randrange(6))
+        properties = {key: schema_of(rng) for key in keys}
+        tools[tool_name] = {
+            "type": "object",
+            "properties": properties,
+            "required": [key for key in keys if rng.random() < 0.5],
+            "additionalProperties": False,
+            "$defs": {"Colour": {"enum": ["red", "green"], "title": "Colour"}},
+        }
+    slot, engine = asked(TEMPLATES[name], [tool(*one) for one in tools.items()], rng)
+    result = slot.unwrap()
+    assert result.tool_calls_unread is None
+    (function,) = [call["function"] for call in result.tool_calls]
+    jsonschema.validate(json.loads(function["arguments"]), tools[function["name"]])
+    assert (result.finish, result.content) == (pg.Finish.EOS, "")
+    assert result.token_ids == engine.tokenizer.encode(result.raw_text)
+    forms = forms_of(engine)
+    lists = sum(form.json_schema is not None for form in forms)
+    assert len(forms) <= 2 + 2 * lists  # the name, and what is not JSON in one call
+
+
+def test_the_name_of_the_only_tool_is_written_and_its_values_are_those_of_the_template() -> None:
+    flags = {"type": "object", "properties": {"yes": {"type": "boolean"}}, "required": ["yes"]}
+    for source, texts in (
+        (QWEN, ("True", "False")),
+        (TEMPLATES["keys and values, as GLM"], ("true", "false")),
+    ):
+        slot, engine = asked(source, [tool("say", flags)], random.Random(1), "say")
+        (form,) = forms_of(engine)
+        assert f"(?:{'|'.join(texts)})" in str(form.regex)
+        (function,) = [call["function"] for call in slot.unwrap().tool_calls]
+        assert (function["name"], type(json.loads(function["arguments"])["yes"])) == ("say", bool)
+
+
+def test_parameters_that_are_not_required_may_all_be_left_out() -> None:
+    many = {"type": "object", "properties": {key: {"type": "integer"} for key in "abc"}}
+    found = set()
+    for seed in range(60):
+        slot, _ = asked(QWEN, [tool("say", many)], random.Random(seed), "say")
+        found.add(tuple(json.loads(slot.unwrap().tool_calls[0]["function"]["arguments"])))
+    assert found == {
+        (),
+        ("a",),
+        ("b",),
+        ("c",),
+        ("a", "b"),
+        ("a", "c"),
+        ("b", "c"),
+        ("a", "b", "c"),
+    }
+
+
+def test_the_length_may_end_a_call_of_tagged_values_anywhere() -> None:
+    listed = {"type": "array", "items": {"type": "integer"}, "maxItems": 2, "minItems": 1}
+    schema = {
+        "type": "object",
+        "properties": {"a": listed, "b": {"const": "x"}},
+        "required": ["a", "b"],
+    }
+
+    def script(row: Encoded) -> str:
+        form = row.options.structured
+        assert form is not None
+        return ("[1]" if form.json_schema else drawn(form, random.Random(0))) + END
+
+    renderer: Any = HFRenderer(chatml_tokenizer(), QWEN)
+    engine = FakeEngine(script, renderer=renderer)
+    request = {"messages": [{"role": "user", "content": "Hi"}], "tools": [tool("say", schema)]}
+    options = {"tool_choice": "say"}
+    whole = pg.run(pg.route(engine), [request], options)[0].unwrap()
+    assert json.loads(whole.tool_calls[0]["function"]["arguments"]) == {"a": [1], "b": "x"}
+    for limit in range(1, len(whole.token_ids) - 1):
+        limited = {**options, "max_new_tokens": limit}
+        result = pg.run(pg.route(engine), [request], limited)[0].unwrap()
+        assert result.token_ids == whole.token_ids[:limit]
+        assert (result.finish, result.tool_calls) == (pg.Finish.LENGTH, ())
+
+
+REFUSED = {
+    "not": ({"type": "string", "not": {"const": "x"}}, "has 'not'"),
+    "a pattern that finds": ({"type": "string", "pattern": "ab"}, "anchored pattern"),
+    "a pattern of what ends values": ({"type": "string", "pattern": "^(a|[^b])$"}, "anchored"),
+    "choices without brackets": ({"type": "string", "pattern": "^a|b$"}, "anchored"),
+    "multipleOf": ({"type": "integer", "multipleOf": 3}, "is not of decimals"),
+    "bounds that are no whole numbers": ({"type": "number", "minimum": 0.5}, "of decimals"),
+    "no number": ({"type": "integer", "minimum": 5, "maximum": 4}, "of decimals"),
+    "a list or a text": ({"type": ["array", "string"]}, "it is a list or an object, or another"),
+    "no type": ({"minimum": 3}, "it has no type"),
+    "no schema": (False, "no schema says what it is"),
+    "two schemas": ({"allOf": [{"type": "string"}, {"minLength": 2}]}, "all of some schemas"),
+    "a reference beside more": ({"$ref": "#/$defs/a", "minLength": 2}, "beside other keywords"),
+    "a reference to itself": ({"$ref": "#/$defs/a"}, "beside other keywords"),
+    "a reference to nothing": ({"$ref": "#/$defs/b"}, "no schema says what it is"),
+    "another type": ({"type": "text"}, "'text', with these bounds"),
+    "no value": ({"enum": []}, "none of its values"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_is_not_written_as_a_tagged_value_is_refused_by_its_name(name: str) -> None:
+    entry, words = REFUSED[name]
+    schema = {
+        "type": "object",
+        "properties": {"city": entry},
+        "$defs": {"a": {"$ref": "#/$defs/a"}},
+    }
+    slot, engine = asked(QWEN, [tool("say", schema)], random.Random(1))
+    error = slot.failure()
+    assert isinstance(error, pg.UnsupportedOption) and error.option == "tool_choice"
+    assert "of the tool 'say' are not: its parameter 'city': " in error.message
+    assert words in error.message and engine.calls == []
+
+
+def test_what_an_object_of_arguments_cannot_say_is_refused() -> None:
+    for schema, words in (
+        ({"properties": {}, "anyOf": [{"required": ["a"]}]}, "its schema has 'anyOf'"),
+        ({"properties": {"a>\nb": {}}}, "which ends names"),
+        ({"properties": ["a"]}, "no schema says what it is"),
+    ):
+        error = asked(QWEN, [tool("say", schema)], random.Random(1))[0].failure()
+        assert isinstance(error, pg.UnsupportedOption) and words in error.message
+
+
+def test_a_parameter_that_is_required_alone_is_any_text() -> None:
+    slot, _ = asked(SEED, [tool("say", {"required": ["a"]})], random.Random(3))
+    assert [*json.loads(slot.unwrap().tool_calls[0]["function"]["arguments"])] == ["a"]
+
+
+@pytest.mark.parametrize("end", ["\n</parameter>\n", "</parameter>\n", "</a>", ")", "ab", ">>"])
+def test_a_text_ends_where_its_tag_stands_first(end: str) -> None:
+    compiled, rng = re.compile(text_until(end)), random.Random(end)
+    word = end if end.find(end[0], 1) < 0 else end[: end.find(end[0], 1)]
+    for _ in range(3000):
+        text = "".join(rng.choice([*end, word[:-1], word, "x"]) for _ in range(rng.randrange(6)))
+        whole = text + end
+        assert bool(compiled.fullmatch(whole)) == (whole.find(word) == len(text)), whole
+        assert compiled.fullmatch(text + end[:-1]) is None or (text + end[:-1]).endswith(end)
+
+
+def test_numbers_are_those_within_their_bounds() -> None:
+    rng = random.Random(5)
+    for _ in range(400):
+        kind = rng.choice(["integer", "number"])
+        schema: dict[str, Any] = {"type": kind}
+        for key in ("minimum", "exclusiveMinimum", "maximum", "exclusiveMaximum"):
+            if rng.random() < 0.4:
+                half = rng.choice([0, 0.5]) if kind == "integer" else 0
+                schema[key] = (
+                    rng.choice([rng.randrange(-12, 13), rng.randrange(-1300, 1300)]) + half
+                )
+        allowed = jsonschema.Draft202012Validator(schema).is_valid
+        near = {int(schema[key]) + more for key in schema if key != "type" for more in (-1, 0, 1)}
+        regex = numbers(schema)
+        for value in sorted({*range(-20, 20), *near, rng.randrange(-2000, 2000)}):
+            for text in (f"{value}", f"{value}.5") if kind == "number" else (f"{value}",):
+                matched = regex is not None and bool(re.fullmatch(regex, text))
+                assert matched == allowed(json.loads(text)), (schema, text)
+        assert regex is None or not re.fullmatch(regex, "-0")
+
+
+@pytest.mark.parametrize("name", [name for name in TEMPLATES if "GLM" not in name])
+def test_the_embedded_model_calls_in_the_templates_own_syntax(name: str) -> None:
+    pytest.importorskip("torch")
+    schema = {
+        "type": "object",
+        "properties": {
+            "a": {"type": "integer", "minimum": 0, "maximum": 99},
+            "unit": {"enum": ["C", "F"]},
+            "ok": {"type": "boolean"},
+            "some": {"type": "array", "items": {"enum": [1, 2]}, "minItems": 1, "maxItems": 2},
+            "words": {"type": "string", "maxLength": 6},
+        },
+        "required": ["a", "unit", "ok", "some", "words"],
+    }
+    request = {
+        "messages": [{"role": "user", "content": "What is 3 + 4?"}],
+        "tools": [tool("add", schema), tool("look", {"type": "object", "properties": {}})],
+    }
+    options = {"template": TEMPLATES[name], "max_new_tokens": 300, "temperature": 1.0, "samples": 4}
+    with pg.backends.hf("embedded") as route:
+        for choice in ("add", "required"):
+            asks = {**options, "tool_choice": choice, "seed": 3}
+            for slot in pg.run(route, [request], asks):
+                result = slot.unwrap()
+                (function,) = [call["function"] for call in result.tool_calls]
+                arguments = json.loads(function["arguments"])
+                jsonschema.validate(arguments, schema if function["name"] == "add" else {})
+                assert (result.finish, result.tool_calls_unread) == (pg.Finish.EOS, None)
+
+
+def test_a_call_is_not_forced_where_a_control_token_stands_beside_its_values() -> None:
+    pytest.importorskip("torch")
+    messages = [{"role": "user", "content": "What is 3 + 4?"}]
+    request = {"messages": messages, "tools": [tool("say", {"required": ["a"]})]}
+    glm = {"template": TEMPLATES["keys and values, as GLM"], "tool_choice": "say"}
+    with pg.backends.hf("embedded") as route:
+        error = pg.run(route, [request], glm)[0].failure()
+    assert isinstance(error, pg.UnsupportedOption)
+    assert "writes the control token '</tool_call>' beside tagged values" in error.message
