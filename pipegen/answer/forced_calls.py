@@ -18,14 +18,14 @@ from typing import Any, NamedTuple
 
 from returns.result import Failure, Success
 
-from pipegen.answer.tagged_calls import TaggedForm, Tags, tagged_form, tags_of
+from pipegen.answer.tagged_calls import Tags, tagged_form, tags_of
 from pipegen.answer.tool_calls import read_calls
 from pipegen.core.errors import GenerationError, InvalidRequest, TemplateFailed, UnsupportedOption
 from pipegen.core.slots import Slot, is_ok
 from pipegen.ending.detokenize import ids_behind
 from pipegen.engines.tokenizer import Renderer, Tokenizer
 from pipegen.records import strict_json
-from pipegen.records.call_form import ArgumentsForm, CallForm, ValueForm
+from pipegen.records.call_form import ArgumentsForm, CallForm
 from pipegen.records.frozen import thaw
 from pipegen.records.options import ChatTemplateOptions, GenerationOptions, StructuredOptions
 from pipegen.records.requests import GenerationRequest
@@ -111,7 +111,7 @@ def call_form(
             )
         )
     writer = writer_of(renderer, options.chat or ChatTemplateOptions())
-    form = call_texts(writer, control).bind(lambda texts: _form(texts, tools, tokenizer, writer))
+    form = call_texts(writer, control).bind(lambda texts: _form(texts, tools, tokenizer))
     return form.alt(_unsupported)
 
 
@@ -121,14 +121,12 @@ def _unsupported(error: GenerationError) -> UnsupportedOption:
     return UnsupportedOption(text, option="tool_choice", hint=hint)
 
 
-def _form(
-    texts: CallTexts, tools: Mapping[str, Any], tokenizer: Tokenizer, writer: Writer
-) -> Slot[CallForm]:
+def _form(texts: CallTexts, tools: Mapping[str, Any], tokenizer: Tokenizer) -> Slot[CallForm]:
     """The form of a call of one of these tools."""
     schemas, tags = {name: strict_json.dump(schema) for name, schema in tools.items()}, texts.tags
     ends, closes, forms = "", texts.closes, []
     if tags is not None:
-        tokens, between = tokenizer.control_tokens, "".join(tags[:4])
+        tokens, between = tokenizer.control_tokens, "".join(tags)
         token = next((one for one in tokens if one in between or closes.startswith(one)), None)
         if token is not None:  # no regular expression has one
             return _not_forced(f"writes the control token {token!r} beside tagged values")
@@ -139,13 +137,13 @@ def _form(
         if tags is None:
             forms.append(ArgumentsForm(form=StructuredOptions(json_schema=schema)))
             continue
-        slot = tagged_form(schema, tags, ends, writer)
+        slot = tagged_form(schema, tags, ids_behind(tokenizer, tags.closes), ends)
         if not is_ok(slot):
             message = "the template writes arguments as tagged values, and those of the tool"
             return Failure(
                 TemplateFailed(f"{message} {name!r:.80} are not: {slot.failure().message}")
             )
-        forms.append(_arguments(slot.unwrap(), ids_behind(tokenizer, tags.closes)))
+        forms.append(slot.unwrap())
     return Success(
         CallForm(
             opens=ids_behind(tokenizer, texts.opens, after=texts.after),
@@ -155,19 +153,6 @@ def _form(
             closes=ids_behind(tokenizer, closes),
         )
     )
-
-
-def _arguments(form: TaggedForm, closes: tuple[int, ...]) -> ArgumentsForm:
-    values = [
-        ValueForm(
-            opens=value.opens,
-            form=StructuredOptions(json_schema=value.schema),
-            closes=closes,
-            then=StructuredOptions(regex=value.then) if value.then else None,
-        )
-        for value in form.values
-    ]
-    return ArgumentsForm(form=StructuredOptions(regex=form.regex), values=tuple(values))
 
 
 @functools.lru_cache(maxsize=64)
@@ -190,7 +175,7 @@ def _call_texts(syntax: Syntax, writer: Writer, control: ControlTokens | None) -
         begins = f"{thought.opens}{THOUGHT}{thought.closes}{thought.end}"
     behind = behind.removesuffix(syntax.end)
     kind, arguments = arguments_in(behind) or ("", "")
-    tags = tags_of(syntax)
+    tags = tags_of(syntax, writer)
     if tags is not None:
         ((key, value),) = ARGUMENTS.items()
         arguments = f"{tags.opens}{key}{tags.middle}{value}{tags.closes}"

@@ -29,11 +29,11 @@ from jsonschema import Draft201909Validator, Draft202012Validator, ValidationErr
 from jsonschema.validators import create
 from referencing import Registry
 
-from pipegen.answer.json_formats import is_of
+from pipegen.answer.json_formats import PATTERNS, is_of
 from pipegen.answer.regex_check import found_in
 from pipegen.core.foreign_calls import attempt
 
-__all__ = ["wrong_in_json"]
+__all__ = ["limits_of", "wrong_in_json"]
 
 _WORDS = {
     None: "no value is allowed there",
@@ -81,6 +81,16 @@ def wrong_in_json(value: Any, schema: Any) -> str:
     """
     error = attempt(lambda: next(_check_of(schema).iter_errors(value), None)).value_or(None)
     return "" if error is None else _said(error, ())
+
+
+def limits_of(schema: Mapping[str, Any]) -> set[str]:
+    """The keywords of a schema that may leave values out.
+
+    >>> sorted(limits_of({"type": "string", "format": "uri", "title": "Page", "minLength": 1}))
+    ['minLength', 'type']
+    """
+    judged = {*schema} & {*_KEYWORDS}
+    return judged if schema.get("format") in PATTERNS else judged - {"format"}
 
 
 def _said(error: Any, above: Sequence[str | int]) -> str:

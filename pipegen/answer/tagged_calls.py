@@ -1,12 +1,12 @@
 r"""The form of a forced call whose arguments are tagged values, as the chat template writes them.
 
 One regular expression has the tags and the values: parameters stand in the order of the schema, and
-those that are not required may be left out. A text is anything up to the tag behind it. Other
-values are what the template writes for those that the schema allows. A list or an object is JSON of
-its schema, generated in a call of its own.
+those that are not required may be left out. A text is anything up to the tag behind it. Numbers,
+booleans and null are as JSON or Python writes them. A list or an object is JSON of its schema,
+generated in a call of its own. `pipegen.answer.tool_calls` reads all of these.
 
 >>> text_until("</a>")
-'(?:[^<]|<(?:(?:/(?:a)?)?<)*(?:[^/<]|/(?:[^a<]|a[^><])))*<(?:(?:/(?:a)?)?<)*/a>'
+'(?:[^<]|<(?:(?:|/|/a)<)*(?:[^</]|/[^<a]|/a[^<>]))*<(?:(?:|/|/a)<)*/a>'
 """
 
 from __future__ import annotations
@@ -14,94 +14,44 @@ from __future__ import annotations
 import functools
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from returns.result import Failure, Success
 
 from pipegen.answer.json_formats import PATTERNS
-from pipegen.answer.number_regex import either, numbers
-from pipegen.answer.regex_check import ascii_regex
-from pipegen.answer.tool_calls import tagged_value
+from pipegen.answer.number_regex import BOUNDS, numbers
+from pipegen.answer.regex_check import ascii_regex, found_in
 from pipegen.core.errors import TemplateFailed
 from pipegen.core.slots import Slot
+from pipegen.records.call_form import ArgumentsForm, ValueForm
+from pipegen.records.option_groups import StructuredOptions
 from pipegen.template.call_syntax import ARGUMENTS, NAME, TOOLS, Syntax, Writer, common_beginning
 from pipegen.template.probe import assistant, call
 
-__all__ = ["JsonValue", "TaggedForm", "Tags", "tagged_form", "tags_of", "text_until"]
+__all__ = ["Tags", "tagged_form", "tags_of", "text_until"]
 
-_NOTES = frozenset(
-    [
-        "title",
-        "description",
-        "default",
-        "examples",
-        "deprecated",
-        "readOnly",
-        "writeOnly",
-        "$comment",
-        "$id",
-        "$schema",
-        "$defs",
-        "definitions",
-    ]
-)
-"""Keywords that leave no value out."""
-_BESIDE = frozenset(
-    [
-        "oneOf",
-        "not",
-        "if",
-        "dependentSchemas",
-        "dependentRequired",
-        "dependencies",
-        "minProperties",
-        "maxProperties",
-        "propertyNames",
-        "patternProperties",
-    ]
-)
-"""Keywords that say more of a value than one type does."""
-_MANY = ("$ref", "allOf", "anyOf")
-"""Keywords whose schemas say what a value is."""
-_JSON = frozenset({"array", "object"})
+_WORDS = {"boolean": "[Tt]rue|[Ff]alse", "null": "null|None"}
 _DEEPEST = 32
 """So many references within each other are followed."""
+_CHOICE = {"enum", "const"}
+_AWKWARD = (7, ' "a"\n\\ <b>é ')
+"""Values that are to have the same tags as a plain text, and are to be written as they are."""
 
 
 class Tags(NamedTuple):
-    """What the template writes around tagged values: `begins`, for each of them `opens`, its key,
-    `middle`, the value and `closes`, and then `ends`.
+    """What the template writes around each tagged value: `opens`, its key, `middle`, the value and
+    `closes`.
     """
 
-    begins: str
     opens: str
     middle: str
     closes: str
-    ends: str
 
 
-class JsonValue(NamedTuple):
-    """A parameter whose value is JSON."""
-
-    opens: str
-    """The text before it."""
-    schema: str
-    then: str
-    """The regular expression of what follows the tag behind it."""
-
-
-class TaggedForm(NamedTuple):
-    """The arguments of one tool."""
-
-    regex: str
-    """Up to their end, or to a value that is JSON."""
-    values: tuple[JsonValue, ...]
-
-
-def tags_of(syntax: Syntax) -> Tags | None:
-    """The tags of a syntax; None where a value is closed otherwise before another one than at the
-    end, or is not closed.
+def tags_of(syntax: Syntax, writer: Writer) -> Tags | None:
+    """The tags of a syntax; None where they depend on the value, where a value is closed otherwise
+    before another one than at the end, or where it is not closed.
     """
     if syntax.tags is None:
         return None
@@ -110,19 +60,26 @@ def tags_of(syntax: Syntax) -> Tags | None:
     for size in range(1, len(common_beginning(following, syntax.tail)) + 1):
         closes, opens, ends = following[:size], following[size:], syntax.tail[size:]
         begins = first.removesuffix(opens)
-        if opens and first.endswith(opens) and begins + ends == syntax.empty_tail:
-            found.append(Tags(begins, opens, middle, closes, ends.removesuffix(syntax.end)))
+        is_closed = opens and begins != first and ends.removesuffix(syntax.end)
+        if is_closed and begins + ends == syntax.empty_tail:
+            found.append(Tags(opens, middle, closes))
     # no tag and no line is cut into two
-    return max(found, key=lambda tags: (tags.closes[-1] in ">\n", len(tags.closes)), default=None)
+    tags = max(found, key=lambda one: (one.closes[-1] in ">\n", len(one.closes)), default=None)
+    ((key, _),) = ARGUMENTS.items()
+    for value in _AWKWARD:
+        text = writer.answer(assistant("", call(NAME, {key: value})), TOOLS) or ""
+        if tags and f"{middle}{value}{tags.closes}" not in text:
+            return None
+    return tags
 
 
 @functools.lru_cache(maxsize=256)
-def tagged_form(schema: str, tags: Tags, ends: str, writer: Writer) -> Slot[TaggedForm]:
-    """The arguments that a tool's schema, in JSON, allows, up to the text `ends`; `TemplateFailed`
-    names the parameter that is not written so.
+def tagged_form(schema: str, tags: Tags, closes: tuple[int, ...], ends: str) -> Slot[ArgumentsForm]:
+    """The arguments that a tool's schema, in JSON, allows, up to the text `ends`. The ids `closes`
+    close a value. `TemplateFailed` names the parameter that is not written so.
     """
     try:
-        return Success(_Form(json.loads(schema), tags, writer).arguments(ends))
+        return Success(_Form(json.loads(schema), tags).arguments(closes, ends))
     except _UnwrittenError as refusal:
         return Failure(TemplateFailed(str(refusal)))
 
@@ -134,173 +91,153 @@ class _UnwrittenError(ValueError):
 class _Form:
     """The form of one tool's arguments."""
 
-    def __init__(self, schema: Any, tags: Tags, writer: Writer) -> None:
+    def __init__(self, schema: Any, tags: Tags) -> None:
         self.root = _mapping(schema)
         self.shared = {key: self.root[key] for key in ("$defs", "definitions") if key in self.root}
-        self.tags, self.writer = tags, writer
+        self.tags, self.any_text = tags, text_until(tags.closes)
 
-    def arguments(self, ends: str) -> TaggedForm:
-        beside = next((key for key in self.root if key in _BESIDE or key in _MANY), None)
-        if beside is not None:
-            raise _UnwrittenError(f"its schema has {beside!r} beside its properties")
+    def arguments(self, closes: tuple[int, ...], ends: str) -> ArgumentsForm:
+        beside = _limits(self.root) - {"type", "properties", "required", "additionalProperties"}
+        if beside:
+            raise _UnwrittenError(f"its schema has {min(beside)!r} beside its properties")
         required = self.root.get("required") or ()
-        entries = {**_mapping(self.root.get("properties", {}))}
-        for key in required:
-            entries.setdefault(key, {})
+        entries = _mapping(self.root.get("properties", {}))
+        entries = {**dict.fromkeys((*entries, *required), True), **entries}
         rest, values = _plain(ends), []
         for key, entry in reversed(entries.items()):
             opens = f"{self.tags.opens}{key}{self.tags.middle}"
-            begins = _plain(opens)
+            begins, may = _plain(opens), "" if key in required else "?"
             try:
                 value = self._value(key, entry)
             except _UnwrittenError as refusal:
                 raise _UnwrittenError(f"its parameter {key!r:.80}: {refusal}") from None
-            if value is None:
-                schema = json.dumps({**self.shared, **entry}, ensure_ascii=False)
-                values.append(JsonValue(opens, schema, rest))
-                rest = begins if key in required else f"(?:{begins}|{rest})"
-            else:
-                rest = (
-                    f"{begins}{value}{rest}" if key in required else f"(?:{begins}{value})?{rest}"
-                )
-        return TaggedForm(rest, tuple(values))
+            if value is not None:
+                rest = f"(?:{begins}{value}){may}{rest}"
+                continue
+            schema = json.dumps({**self.shared, **entry}, ensure_ascii=False)
+            form, then = StructuredOptions(json_schema=schema), StructuredOptions(regex=rest)
+            values.append(ValueForm(opens=opens, form=form, closes=closes, then=then))
+            rest = f"(?:{begins}|{rest})" if may else begins
+        return ArgumentsForm(form=StructuredOptions(regex=rest), values=tuple(values))
 
     def _value(self, key: str, entry: Any) -> str | None:
         """The regular expression of a value and of what closes it; None where it is JSON."""
         if self.tags.middle in key + self.tags.middle[:-1]:
             raise _UnwrittenError(f"its name has {self.tags.middle!r}, which ends names")
-        leaves = [*self._leaves(entry, _DEEPEST)]
-        kinds = {str(leaf.get("type")) for leaf in leaves}
-        if kinds.isdisjoint(_JSON):
-            return either("|".join(map(self._leaf, leaves)))
-        if not kinds <= {*_JSON, "boolean", "null"}:
+        found = [self._leaf(leaf) for leaf in self._leaves(entry, _DEEPEST)]
+        if self.any_text in found:
+            return self.any_text
+        if None not in found:
+            return f"(?:{'|'.join(map(str, found))}){_plain(self.tags.closes)}"
+        if not {None, *_WORDS.values()}.issuperset(found):
             raise _UnwrittenError("it is a list or an object, or another value")
         if not re.search(r"[\0-\x1f]", self.tags.closes):
             raise _UnwrittenError(f"its JSON may hold {self.tags.closes!r}, which ends values")
         return None
 
     def _leaves(self, entry: Any, depth: int) -> Iterator[Mapping[str, Any]]:
-        """The alternatives of a schema, each with one type, or with all values that it allows."""
+        """The schemas of which one is to hold, each of one type or of a choice of values."""
         entry = {} if entry is True else _mapping(entry)
-        if "enum" in entry or "const" in entry or entry.get("type") in ("array", "object"):
-            yield entry
+        limits = _limits(entry)
+        limit = next((key for key in ("anyOf", "allOf", "$ref") if limits == {key}), None)
+        if limit is None:
+            kinds = entry.get("type", None if limits else "string")
+            for kind in kinds if isinstance(kinds, list) and not limits & _CHOICE else [kinds]:
+                yield {**entry, "type": kind} if kind else entry
             return
-        given = [key for key in _MANY if key in entry]
-        own = {key: inner for key, inner in entry.items() if key not in given}
-        if given:
-            for part in self._parts(given[0], entry[given[0]]):
-                if not depth or len(given) > 1 or not _NOTES.issuperset(own):
-                    raise _UnwrittenError(f"its schema has {given[0]!r} beside other keywords")
-                yield from self._leaves(part, depth - 1)
-            return
-        beside = next((key for key in entry if key in _BESIDE), None)
-        kinds = entry.get("type", "string" if _NOTES.issuperset(entry) else None)
-        if beside is not None or kinds is None:
-            raise _UnwrittenError(f"its schema has {beside!r}" if beside else "it has no type")
-        for kind in kinds if isinstance(kinds, list) else [kinds]:
-            yield {**entry, "type": kind}
+        parts = [self._target(entry[limit])] if limit == "$ref" else entry[limit]
+        if not depth or (limit == "allOf" and len(parts) > 1):
+            raise _UnwrittenError(f"its schema has {limit!r} of several schemas")
+        for part in parts:
+            yield from self._leaves(part, depth - 1)
 
-    def _parts(self, key: str, inner: Any) -> Sequence[Any]:
-        """The schemas of which one holds."""
-        if key == "anyOf" or (key == "allOf" and len(inner) == 1):
-            return list(inner)
-        if key == "allOf":
-            raise _UnwrittenError("all of some schemas hold for it")
+    def _target(self, reference: Any) -> Any:
         found: Any = self.root
-        for name in str(inner).split("/")[1:]:
+        for name in str(reference).split("/")[1:]:
             found = _mapping(found).get(name.replace("~1", "/").replace("~0", "~"))
-        return [found]
+        return found
 
-    def _leaf(self, leaf: Mapping[str, Any]) -> str:
-        """The values of an alternative, and what closes them."""
-        kind, closes = leaf.get("type"), _plain(self.tags.closes)
-        if "enum" in leaf or "const" in leaf:
-            values = leaf["enum"] if "enum" in leaf else [leaf["const"]]
-            return self._written(values, leaf) + closes
-        if kind in ("boolean", "null"):
-            return self._written((True, False) if kind == "boolean" else (None,), leaf) + closes
-        if kind == "string":
-            return self._text(leaf)
-        regex = numbers(leaf) if kind in ("integer", "number") else None
+    def _leaf(self, leaf: Mapping[str, Any]) -> str | None:
+        """The regular expression of the values of a schema, any text with what closes it; None
+        where they are JSON.
+        """
+        kind, limits = leaf.get("type"), _limits(leaf) - {"type"}
+        regex = None
+        if limits & _CHOICE:
+            return self._chosen(leaf)
+        if kind in ("array", "object"):
+            return None
+        if kind in _WORDS and not limits:
+            return _WORDS[kind]
+        if kind in ("integer", "number") and limits <= {*BOUNDS}:
+            regex = numbers(leaf)
+        elif kind == "string" and limits <= {"minLength", "maxLength"}:
+            least, most = leaf.get("minLength", 0), leaf.get("maxLength")
+            mark = f"[^{_in_class(self.tags.closes[0])}]"
+            if not least and most is None:
+                return self.any_text
+            regex = f"{mark}{{{least},{'' if most is None else most}}}"
+        elif kind == "string" and len(limits) == 1:
+            pattern = leaf.get("pattern", PATTERNS.get(str(leaf.get("format"))))
+            regex = _anchored(str(pattern), self.tags.closes[0])
         if regex is None:
-            raise _UnwrittenError(f"its type {kind!r:.80}, with these bounds, is not of decimals")
-        return f"(?:{regex}){closes}"
+            raise _UnwrittenError(f"no regular expression says {json.dumps(leaf):.200}")
+        return regex
 
-    def _written(self, values: Sequence[Any], schema: Mapping[str, Any]) -> str:
-        """These values as the template writes them, or as JSON, where they are read back so."""
-        ((key, _),) = ARGUMENTS.items()
-        texts: dict[str, None] = {}
-        for value in values:
-            message = assistant("", call(NAME, {key: value}))
-            whole = self.writer.answer(message, TOOLS) or ""
-            written = whole.rpartition(f"{key}{self.tags.middle}")[2]
-            ways = written.partition(self.tags.closes)[0], json.dumps(value, ensure_ascii=False)
-            read = (text for text in ways if self._is_read(text, value, schema))
-            texts.update(dict.fromkeys([*read][:1]))
-        if not texts:
-            raise _UnwrittenError("none of its values is read back as it is written")
-        return f"(?:{'|'.join(map(_plain, texts))})"
+    def _chosen(self, leaf: Mapping[str, Any]) -> str:
+        """The values of `enum` or `const`, each as JSON and as Python writes it."""
+        from pipegen.answer.json_check import wrong_in_json
 
-    def _is_read(self, text: str, value: Any, schema: Mapping[str, Any]) -> bool:
-        read = tagged_value(text, schema, self.shared)
-        closed = (text + self.tags.closes).find(self.tags.closes) == len(text)
-        return closed and json.dumps(read) == json.dumps(value)
-
-    def _text(self, leaf: Mapping[str, Any]) -> str:
-        """A text within its bounds, and what closes it."""
         closes = self.tags.closes
-        mark = _outside(closes[0])
-        pattern = leaf.get("pattern", PATTERNS.get(str(leaf.get("format"))))
-        least, most = (leaf.get(key) for key in ("minLength", "maxLength"))
-        if pattern is not None:
-            regex = _anchored(pattern, closes[0])
-            if regex is None or least is not None or most is not None:
-                raise _UnwrittenError("its pattern and bounds are not one anchored pattern")
-            return f"(?:{regex}){_plain(closes)}"
-        if most is None:
-            return (f"{mark}{{{least}}}" if least else "") + text_until(closes)
-        return f"{mark}{{{least or 0},{most}}}{_plain(closes)}"
+        texts: list[str] = []
+        for value in leaf["enum"] if "enum" in leaf else [leaf["const"]]:
+            ways = (value,) if isinstance(value, str) else (json.dumps(value), str(value))
+            texts += [] if wrong_in_json(value, {**self.shared, **leaf}) else ways
+        found = [text for text in dict.fromkeys(texts) if (text + closes).find(closes) == len(text)]
+        if not found:
+            raise _UnwrittenError("none of its values has the form of a tagged value")
+        return "|".join(map(_plain, found))
 
 
 def text_until(end: str) -> str:
     """Any text that ends with `end` and has it nowhere else. What has its beginning elsewhere, up
     to where its first character stands in it again, is left out too.
     """
-    first, again = end[0], end.find(end[0], 1)
+    again = end.find(end[0], 1)
     word = end if again < 0 else end[:again]
+    first, outside = _plain(word[0]), f"[^{_in_class(word[0])}]"
     if len(word) == 1:
-        return f"{_outside(first)}*{_plain(end)}"
-    begun, other = "", f"[^{_in_class(word[-1] + first)}]"
-    for place in range(len(word) - 2, 0, -1):
-        begun = f"(?:{_plain(word[place])}{begun})?"
-        other = f"(?:[^{_in_class(word[place] + first)}]|{_plain(word[place])}{other})"
-    started = f"{_plain(first)}(?:{begun}{_plain(first)})*"
-    return f"(?:{_outside(first)}|{started}{other})*{started}{_plain(end[1:])}"
+        return f"{outside}*{_plain(end)}"
+    begun = [_plain(word[1:size]) for size in range(1, len(word))]
+    other = [
+        f"{text}[^{_in_class(word[0] + word[size])}]" for size, text in enumerate(begun, start=1)
+    ]
+    started = f"{first}(?:(?:{'|'.join(begun)}){first})*"
+    return f"(?:{outside}|{started}(?:{'|'.join(other)}))*{started}{_plain(end[1:])}"
 
 
-_ATOM = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|\(\?:|\(\?|\{[0-9]*,?[0-9]*\}|.", re.DOTALL)
+_ATOM = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|.", re.DOTALL)
 
 
-def _anchored(pattern: Any, barred: str) -> str | None:
+def _anchored(pattern: str, barred: str) -> str | None:
     """A pattern about a whole text, without its anchors; None for another one, and where a text may
     have the character `barred`.
     """
-    atoms = _ATOM.findall(ascii_regex(str(pattern)))
-    if len(atoms) < 2 or (atoms[0], atoms[-1]) != ("^", "$"):
+    atoms = _ATOM.findall(ascii_regex(pattern))
+    if len(atoms) < 2 or [atoms[0], atoms[-1]] != ["^", "$"] or re.search(r"\(\?(?!:)", pattern):
         return None
-    depth = 0
     for atom in atoms[1:-1]:
-        depth += atom in ("(", "(?:")
-        depth -= atom == ")"
-        is_text = atom[0] in "\\[" or not (atom[0] in "()*+?|{}" or atom == "(?:")
-        odd = (
-            atom in ("^", "$", "(?")
-            or (atom == "|" and not depth)
-            or re.match(r"\\[0-9bBAzZkpP]", atom)
-        )
-        if odd or (is_text and re.fullmatch(atom, barred, re.DOTALL)):
+        may_have = atom[0] in "\\[" and found_in(atom, barred) is not False
+        if may_have or atom in ("^", "$", ".", barred):
             return None
-    return "".join(atoms[1:-1])
+    return f"(?:{''.join(atoms[1:-1])})"
+
+
+def _limits(schema: Mapping[str, Any]) -> set[str]:
+    """The keywords of a schema that leave values out."""
+    from pipegen.answer.json_check import limits_of
+
+    return limits_of(schema)
 
 
 def _mapping(schema: Any) -> Mapping[str, Any]:
@@ -320,7 +257,3 @@ def _plain(text: str) -> str:
 
 def _in_class(characters: str) -> str:
     return re.sub(r"[\\\[\]^&~-]", r"\\\g<0>", characters).replace("\n", r"\n")
-
-
-def _outside(character: str) -> str:
-    return f"[^{_in_class(character)}]"

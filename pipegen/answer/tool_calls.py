@@ -48,7 +48,7 @@ from pipegen.template.call_syntax import (
 )
 from pipegen.template.probe import FIRST_ID, JsonObject, assistant, call, numbered_id
 
-__all__ = ["ToolCalls", "read_calls", "tagged_value"]
+__all__ = ["ToolCalls", "read_calls"]
 
 OTHERWISE = "the chat template writes the call of the answer otherwise"
 BEGUN = "the answer begins a tool call, and does not go on in its form"
@@ -168,16 +168,16 @@ def _typed(read: _Read, tools: Sequence[Any], how: str) -> dict[str, Any]:
     entries = parameters.get("properties")
     entries = entries if isinstance(entries, Mapping) else {}
     shared = {key: parameters[key] for key in ("$defs", "definitions") if key in parameters}
-    return {key: tagged_value(text, entries.get(key), shared) for key, text in read.arguments}
+    return {key: _value(text, entries.get(key), shared) for key, text in read.arguments}
 
 
-def tagged_value(text: str, entry: Any, shared: Mapping[str, Any]) -> Any:
+def _value(text: str, entry: Any, shared: Mapping[str, Any]) -> Any:
     """A tagged value: the first of its readings that its schema allows. They are JSON, what Python
     writes for JSON, and text. A text is one where the schema takes no other value.
 
-    >>> [tagged_value("true", {"type": kind}, {}) for kind in ("boolean", "string")]
+    >>> [_value("true", {"type": kind}, {}) for kind in ("boolean", "string")]
     [True, 'true']
-    >>> tagged_value("{'a': None}", {"type": "object"}, {})
+    >>> _value("{'a': None}", {"type": "object"}, {})
     {'a': None}
     """
     from pipegen.answer.json_check import wrong_in_json

@@ -26,8 +26,8 @@ class ValueForm:
     """The form of the value."""
     closes: tuple[int, ...]
     """The ids behind it."""
-    then: StructuredOptions | None
-    """The form of what follows these; None where nothing does."""
+    then: StructuredOptions
+    """The form of what follows these."""
 
 
 @record

@@ -18,9 +18,11 @@ pytest.importorskip("llguidance")
 import jsonschema
 from llguidance import LLMatcher, LLTokenizer
 from support.small_tokenizers import chatml_tokenizer
+from support.tagged import ASKED, END, TEMPLATES, called, read, tool
 
 import pipegen as pg
 from pipegen.answer.number_regex import numbers
+from pipegen.answer.regex_check import matches
 from pipegen.answer.tagged_calls import text_until
 from pipegen.backends.checkpoint.tokenizers import HFRenderer
 from pipegen.backends.grammar import text_of
@@ -28,44 +30,6 @@ from pipegen.records.options import StructuredOptions
 from pipegen.records.results import Encoded
 from pipegen.testing.fake import FakeEngine
 
-END = "<|im_end|>"
-WRITTEN = """{{ tools | tojson if tools }}{% for m in messages %}<|im_start|>{{ m.role }}
-{% if m.tool_calls %}{{ m.content or '' }}CALLS{% else %}{{ m.content }}{% endif %}<|im_end|>
-{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
-{% endif %}"""
-CALLS = """{% for c in m.tool_calls %}{{ '' if loop.first and not m.content else '\\n' }}OPENS
-{% for k, v in c.function.arguments | items %}VALUE
-{% endfor %}CLOSES{% endfor %}"""
-JSON_OF_LISTS = "v | tojson if v is mapping or (v is sequence and v is not string) else v | string"
-
-
-def template(opens: str, value: str, closes: str) -> str:
-    calls = CALLS.replace("OPENS", opens).replace("VALUE", value).replace("CLOSES", closes)
-    return WRITTEN.replace("CALLS", calls.replace("NAME", "{{ c.function.name }}"))
-
-
-TEMPLATES = {
-    "values on lines, as Qwen3-Coder": template(
-        "<tool_call>\n<function=NAME>",
-        "<parameter={{ k }}>\n{{ " + JSON_OF_LISTS + " }}\n</parameter>",
-        "</function>\n</tool_call>",
-    ),
-    "values as Python prints them, as Seed-OSS": template(
-        "<s:call>\n<function=NAME>",
-        "<parameter={{ k }}>{{ v | string }}</parameter>",
-        "</function>\n</s:call>",
-    ),
-    "keys and values, as GLM": template(
-        "<tool_call>NAME",
-        "<arg_key>{{ k }}</arg_key>\n<arg_value>{{ v if v is string else v | tojson }}</arg_value>",
-        "</tool_call>",
-    ),
-    "attributes, as MiniMax": template(
-        '<calls>\n<invoke name="NAME">',
-        '<parameter name="{{ k }}">{{ v if v is string else v | tojson }}</parameter>',
-        "</invoke>\n</calls>",
-    ),
-}
 QWEN, SEED, *_ = TEMPLATES.values()
 PARTS = (
     *("\n", "<", "</", "</para", "</parameter>", "</parameter", "</arg_value>", "\n</parameter>"),
@@ -144,10 +108,6 @@ def schema_of(rng: random.Random, depth: int = 1) -> dict[str, Any]:
     )
 
 
-def tool(name: str, parameters: Any) -> dict[str, Any]:
-    return {"type": "function", "function": {"name": name, "parameters": parameters}}
-
-
 def asked(
     source: str, tools: Sequence[Any], rng: random.Random, choice: str = "required"
 ) -> tuple[pg.Slot[pg.GenerationResult], FakeEngine]:
@@ -160,8 +120,7 @@ def asked(
 
     renderer: Any = HFRenderer(chatml_tokenizer(), source)
     engine = FakeEngine(script, renderer=renderer)
-    messages = [{"role": "user", "content": "Call it."}]
-    request = {"messages": messages, "tools": [*tools]}
+    request = {"messages": ASKED, "tools": [*tools]}
     options = {"tool_choice": choice, "max_new_tokens": 4000}
     return pg.run(pg.route(engine), [request], options)[0], engine
 
@@ -198,17 +157,15 @@ def test_whatever_the_form_allows_is_a_call_that_the_schema_allows(name: str, se
     assert len(forms) <= 2 + 2 * lists  # the name, and what is not JSON in one call
 
 
-def test_the_name_of_the_only_tool_is_written_and_its_values_are_those_of_the_template() -> None:
+def test_the_name_of_the_only_tool_is_written_and_its_flags_are_those_of_json_or_python() -> None:
     flags = {"type": "object", "properties": {"yes": {"type": "boolean"}}, "required": ["yes"]}
-    for source, texts in (
-        (QWEN, ("True", "False")),
-        (TEMPLATES["keys and values, as GLM"], ("true", "false")),
-    ):
-        slot, engine = asked(source, [tool("say", flags)], random.Random(1), "say")
-        (form,) = forms_of(engine)
-        assert f"(?:{'|'.join(texts)})" in str(form.regex)
-        (function,) = [call["function"] for call in slot.unwrap().tool_calls]
-        assert (function["name"], type(json.loads(function["arguments"])["yes"])) == ("say", bool)
+    slot, engine = asked(QWEN, [tool("say", flags)], random.Random(1), "say")
+    (form,) = forms_of(engine)
+    for text in ("True", "true", "False", "false"):
+        whole = f"<parameter=yes>\n{text}\n</parameter>\n</function>\n</tool_call>"
+        assert matches(str(form.regex), whole)
+    (function,) = [call["function"] for call in slot.unwrap().tool_calls]
+    assert (function["name"], type(json.loads(function["arguments"])["yes"])) == ("say", bool)
 
 
 def test_parameters_that_are_not_required_may_all_be_left_out() -> None:
@@ -255,23 +212,31 @@ def test_the_length_may_end_a_call_of_tagged_values_anywhere() -> None:
         assert (result.finish, result.tool_calls) == (pg.Finish.LENGTH, ())
 
 
+SAYS = "no regular expression says {"
 REFUSED = {
-    "not": ({"type": "string", "not": {"const": "x"}}, "has 'not'"),
-    "a pattern that finds": ({"type": "string", "pattern": "ab"}, "anchored pattern"),
-    "a pattern of what ends values": ({"type": "string", "pattern": "^(a|[^b])$"}, "anchored"),
-    "choices without brackets": ({"type": "string", "pattern": "^a|b$"}, "anchored"),
-    "multipleOf": ({"type": "integer", "multipleOf": 3}, "is not of decimals"),
-    "bounds that are no whole numbers": ({"type": "number", "minimum": 0.5}, "of decimals"),
-    "no number": ({"type": "integer", "minimum": 5, "maximum": 4}, "of decimals"),
-    "a list or a text": ({"type": ["array", "string"]}, "it is a list or an object, or another"),
-    "no type": ({"minimum": 3}, "it has no type"),
+    "not": ({"type": "string", "not": {"const": "x"}}, SAYS),
+    "a pattern that finds": ({"type": "string", "pattern": "ab"}, SAYS),
+    "a pattern of what ends values": ({"type": "string", "pattern": "^(a|[^b])$"}, SAYS),
+    "a pattern of lines": ({"type": "string", "pattern": "^(?s)a.$"}, SAYS),
+    "a pattern with an anchor within": ({"type": "string", "pattern": "^a$|^b$"}, SAYS),
+    "a pattern that repeats a group": ({"type": "string", "pattern": "^(a)\\1$"}, SAYS),
+    "a pattern and a bound": ({"type": "string", "pattern": "^a*$", "minLength": 3}, SAYS),
+    "multipleOf": ({"type": "integer", "multipleOf": 3}, SAYS),
+    "bounds that are no whole numbers": ({"type": "number", "minimum": 0.5}, SAYS),
+    "no number": ({"type": "integer", "minimum": 5, "maximum": 4}, SAYS),
+    "a list or a number": ({"type": ["array", "integer"]}, "it is a list or an object, or another"),
+    "no type": ({"minimum": 3}, SAYS),
     "no schema": (False, "no schema says what it is"),
-    "two schemas": ({"allOf": [{"type": "string"}, {"minLength": 2}]}, "all of some schemas"),
-    "a reference beside more": ({"$ref": "#/$defs/a", "minLength": 2}, "beside other keywords"),
-    "a reference to itself": ({"$ref": "#/$defs/a"}, "beside other keywords"),
+    "two schemas": (
+        {"allOf": [{"type": "string"}, {"minLength": 2}]},
+        "'allOf' of several schemas",
+    ),
+    "a reference beside more": ({"$ref": "#/$defs/a", "minLength": 2}, SAYS),
+    "a reference to itself": ({"$ref": "#/$defs/a"}, "'$ref' of several schemas"),
     "a reference to nothing": ({"$ref": "#/$defs/b"}, "no schema says what it is"),
-    "another type": ({"type": "text"}, "'text', with these bounds"),
+    "another type": ({"type": "text"}, SAYS),
     "no value": ({"enum": []}, "none of its values"),
+    "values that its type does not allow": ({"enum": [1], "type": "string"}, "none of its values"),
 }
 
 
@@ -376,3 +341,23 @@ def test_a_call_is_not_forced_where_a_control_token_stands_beside_its_values() -
         error = pg.run(route, [request], glm)[0].failure()
     assert isinstance(error, pg.UnsupportedOption)
     assert "writes the control token '</tool_call>' beside tagged values" in error.message
+
+
+def test_tags_that_depend_on_the_value_are_not_forced() -> None:
+    glm = TEMPLATES["keys and values, as GLM"]
+    typed = glm.replace("<arg_value>", '<arg_value text="{{ v is string }}">')
+    escaped = glm.replace("{{ v if", "{{ v | replace('<', '&lt;') if")
+    for source in (typed, escaped):
+        error = asked(source, [tool("say", {"required": ["a"]})], random.Random(1))[0].failure()
+        assert isinstance(error, pg.UnsupportedOption)
+        assert "writes arguments neither as JSON nor each with tags of its own" in error.message
+
+
+def test_a_list_is_not_forced_where_its_json_may_hold_what_closes_it() -> None:
+    source = TEMPLATES["keys and values, as GLM"].replace("</arg_value>\n", "</arg_value>{#\n#}")
+    listed = {"properties": {"a": {"type": "array"}}}
+    error = asked(source, [tool("say", listed)], random.Random(1))[0].failure()
+    assert "its parameter 'a': its JSON may hold '</arg_value>', which ends values" in error.message
+    renderer: Any = HFRenderer(chatml_tokenizer(), source)
+    (read_back,) = read(called(renderer, [tool("say", {"required": ["a"]})], "say", {"a": "</x>"}))
+    assert read_back == ("say", {"a": "</x>"})
