@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from pairs import FOLDER, PAIRS, Pair, loaded, tokenizer_of
+from support.tagged import called, fits, read, tool as tool_of_schema
 
 import pipegen as pg
 from pipegen.answer.forced_calls import call_texts
@@ -130,7 +132,7 @@ def test_calls_are_forced_and_read_behind_thoughts_as_most_templates_write_them(
         assert read or found.unread, path
         counts["read behind a thought" if read else "unread"] += 1
     print(dict(counts))
-    assert counts["forced"] >= 57, counts
+    assert counts["forced"] >= 80, counts
     assert counts["read behind a thought"] >= 56 and not counts["unread"], counts
 
 
@@ -177,3 +179,66 @@ def test_a_model_with_channels_may_answer_with_a_call_or_a_text_after_a_thought(
             assert json.loads(read["function"]["arguments"]) == {"city": "Rome"}
         else:
             assert (result.text, result.tool_calls) == (WORDS, ())
+
+
+AWKWARD = (
+    *("", "\n", " a\n", "</parameter>", "</arg_value>x", "</function>", "</tool_call>", "1e5"),
+    *(
+        "true",
+        "null",
+        "None",
+        '"',
+        "'",
+        "\\n",
+        '{"a": 1}',
+        "[1",
+        "<b>\n</b>\n<",
+        "é🎈",
+        "<parameter=a>",
+    ),
+)
+"""Texts that are read as texts, whatever they look like."""
+
+
+def awkward_calls(closes: str) -> Iterator[tuple[dict[str, Any], dict[str, str], dict[str, Any]]]:
+    """Properties, texts of arguments that have these, and their values."""
+    for text in AWKWARD:
+        if fits(text, closes):
+            yield {"a": {"type": "string"}}, {"a": text}, {"a": text}
+    scalars: list[tuple[str, str, Any]] = [
+        *(("integer", "-12", -12), ("number", "0.5", 0.5), ("number", "100000.0", 1e5)),
+        *(("boolean", "True", True), ("boolean", "false", False), ("null", "null", None)),
+    ]
+    entries = {kind: {"type": kind} for kind, _, _ in scalars}
+    for kind, text, value in scalars:
+        yield entries, {kind: text}, {kind: value}
+    if "\n" in closes:
+        value = {"a": [None, {"b": "</parameter>\n"}], "é": [[]]}
+        written = json.dumps(value, ensure_ascii=False)
+        yield (
+            {"o": {"type": "object"}, "more": {"type": "integer"}},
+            {"o": written, "more": "1"},
+            {"o": value, "more": 1},
+        )
+
+
+def test_forced_calls_of_tagged_values_are_read_back() -> None:
+    raw = tokenizer_of("qwen3", False).raw
+    raw.bos_token, raw.eos_token, raw.pad_token, raw.unk_token = "<s>", "</s>", "<pad>", "<unk>"
+    tagged = []
+    for path in sorted((FOLDER / "templates").glob("*/*.jinja")):
+        renderer = HFRenderer(raw, path.read_text(encoding="utf-8"))
+        slot = call_texts(writer_of(renderer, ChatTemplateOptions()))
+        tags = slot.map(lambda texts: texts.tags).value_or(None)
+        if tags is None:
+            continue
+        tagged.append(path.stem)
+        for properties, texts, values in awkward_calls(tags.closes):
+            schema = {"type": "object", "properties": properties}
+            tools = [tool("get", city="string"), tool_of_schema("get_all", schema)]
+            result = called(renderer, tools, "get_all", texts)
+            assert (read(result), result.tool_calls_unread) == ([("get_all", values)], None), path
+    print(tagged)
+    assert len(tagged) >= 23
+    for name in ("Qwen3-Coder", "ByteDance-Seed-OSS", "MiniMax-M2", "Qwen3.5-4B"):
+        assert name in tagged
