@@ -10,8 +10,10 @@ import re
 from typing import Any
 
 import fastjsonschema
+import jsonschema
 import pytest
 from support.forms import drawn_form
+from support.tagged import TEMPLATES, read, tool
 
 import pipegen as pg
 from pipegen.core.slots import is_ok
@@ -134,3 +136,30 @@ def test_both_routes_of_sglang_refuse_its_repetition_penalty(served: Any) -> Non
             error = pg.run(route, [CHAT], greedy(repetition_penalty=1.5))[0].failure()
         seen = (type(error), error.option, "sglang" in error.hint)
         assert seen == (pg.UnsupportedOption, "repetition_penalty", False)
+
+
+@pytest.mark.parametrize("served", ["vllm-embedded", "sglang-embedded"], indirect=True)
+@pytest.mark.parametrize("name", [name for name in TEMPLATES if "GLM" not in name])
+def test_a_forced_call_of_tagged_values_is_read_back(served: Any, name: str) -> None:
+    properties = {
+        "a": {"type": "integer", "minimum": 0, "maximum": 99},
+        "unit": {"enum": ["C", "F"]},
+        "some": {"type": "array", "items": {"enum": [1, 2]}, "minItems": 1, "maxItems": 2},
+        "words": {"type": "string", "maxLength": 6},
+        "ok": {"type": "boolean"},
+    }
+    needed = ["a", "unit", "some", "words"]
+    schema = {"type": "object", "properties": properties, "required": needed}
+    request = {
+        "messages": [{"role": "user", "content": "What is 3 + 4?"}],
+        "tools": [tool("add", schema), tool("look", {"type": "object", "properties": {}})],
+    }
+    options = {"template": TEMPLATES[name], "max_new_tokens": 200, "samples": 3, "seed": 1}
+    with served.opened() as route:
+        slots = pg.run(route, [request], {**options, "temperature": 1.0, "tool_choice": "add"})
+        for slot in slots:
+            result = slot.unwrap()
+            ((called, arguments),) = read(result)
+            jsonschema.validate(arguments, schema)
+            assert (called, result.finish) == ("add", pg.Finish.EOS)
+            assert (result.tool_calls_unread, result.content) == (None, "")
