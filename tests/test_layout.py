@@ -51,7 +51,7 @@ BUDGETS = {
     "stages": 24_850,
     "io": 21_150,
     "template": 16_450,
-    "answer": 14_050,
+    "answer": 14_150,
     "core": 13_650,
     "media": 13_400,
     "contrib": 9_400,

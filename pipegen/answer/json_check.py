@@ -33,7 +33,7 @@ from pipegen.answer.json_formats import PATTERNS, is_of
 from pipegen.answer.regex_check import found_in
 from pipegen.core.foreign_calls import attempt
 
-__all__ = ["limits_of", "wrong_in_json"]
+__all__ = ["limits_of", "wrong_in_json", "wrong_in_schema"]
 
 _WORDS = {
     None: "no value is allowed there",
@@ -91,6 +91,16 @@ def limits_of(schema: Mapping[str, Any]) -> set[str]:
     """
     judged = {*schema} & {*_KEYWORDS}
     return judged if schema.get("format") in PATTERNS else judged - {"format"}
+
+
+def wrong_in_schema(schema: Any) -> str:
+    """The first thing in a schema that JSON Schema does not allow; empty where there is none.
+
+    >>> wrong_in_schema({"type": "string"}), wrong_in_schema({"enum": 5})
+    ('', 'at $.enum: 5 is not of type array')
+    """
+    error = next(Draft202012Validator(Draft202012Validator.META_SCHEMA).iter_errors(schema), None)
+    return "" if error is None else _said(error, ())
 
 
 def _said(error: Any, above: Sequence[str | int]) -> str:

@@ -26,7 +26,7 @@ def numbers(schema: Mapping[str, Any]) -> str | None:
     written so, or there are none. Bounds of `number` have to be whole ones.
     """
     is_whole, given = schema["type"] == "integer", [schema.get(name) for name in BOUNDS]
-    if not all(bound is None or _is_bound(bound, is_whole=is_whole) for bound in given):
+    if not is_whole and any(bound is not None and bound % 1 for bound in given):
         return None
     # bounds from above are those from below of the numbers with the other sign
     low, high = _bounds(*given[:2]), _bounds(*(None if one is None else -one for one in given[2:]))
@@ -38,11 +38,6 @@ def numbers(schema: Mapping[str, Any]) -> str | None:
         found = _whole(max(open_least, 0), -open_most - 1)
         parts += [f"{sign}(?:{found}){_FRACTION}"] if found and not is_whole else []
     return "|".join(parts) or None
-
-
-def _is_bound(bound: Any, *, is_whole: bool) -> bool:
-    is_number = isinstance(bound, (int, float)) and not isinstance(bound, bool)
-    return is_number and math.isfinite(bound) and (is_whole or bound == int(bound))
 
 
 def _bounds(closed: Any, opened: Any) -> tuple[int, int]:

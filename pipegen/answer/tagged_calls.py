@@ -21,9 +21,10 @@ from returns.result import Failure, Success
 
 from pipegen.answer.json_formats import PATTERNS
 from pipegen.answer.number_regex import BOUNDS, numbers
-from pipegen.answer.regex_check import ascii_regex, found_in
+from pipegen.answer.regex_check import ascii_regex, edge_in, found_in
 from pipegen.core.errors import TemplateFailed
-from pipegen.core.slots import Slot
+from pipegen.core.foreign_calls import attempt
+from pipegen.core.slots import Slot, is_ok
 from pipegen.records.call_form import ArgumentsForm, ValueForm
 from pipegen.records.option_groups import StructuredOptions
 from pipegen.template.call_syntax import ARGUMENTS, NAME, TOOLS, Syntax, Writer, common_beginning
@@ -92,7 +93,7 @@ class _Form:
     """The form of one tool's arguments."""
 
     def __init__(self, schema: Any, tags: Tags) -> None:
-        self.root = _mapping(schema)
+        self.root = _schema(schema)
         self.shared = {key: self.root[key] for key in ("$defs", "definitions") if key in self.root}
         self.tags, self.any_text = tags, text_until(tags.closes)
 
@@ -101,7 +102,7 @@ class _Form:
         if beside:
             raise _UnwrittenError(f"its schema has {min(beside)!r} beside its properties")
         required = self.root.get("required") or ()
-        entries = _mapping(self.root.get("properties", {}))
+        entries = self.root.get("properties", {})
         entries = {**dict.fromkeys((*entries, *required), True), **entries}
         rest, values = _plain(ends), []
         for key, entry in reversed(entries.items()):
@@ -137,7 +138,7 @@ class _Form:
 
     def _leaves(self, entry: Any, depth: int) -> Iterator[Mapping[str, Any]]:
         """The schemas of which one is to hold, each of one type or of a choice of values."""
-        entry = {} if entry is True else _mapping(entry)
+        entry = {} if entry is True else _schema(entry)
         limits = _limits(entry)
         limit = next((key for key in ("anyOf", "allOf", "$ref") if limits == {key}), None)
         if limit is None:
@@ -153,8 +154,9 @@ class _Form:
 
     def _target(self, reference: Any) -> Any:
         found: Any = self.root
-        for name in str(reference).split("/")[1:]:
-            found = _mapping(found).get(name.replace("~1", "/").replace("~0", "~"))
+        for part in str(reference).split("/")[1:]:
+            name = part.replace("~1", "/").replace("~0", "~")
+            found = found.get(name) if isinstance(found, Mapping) else None
         return found
 
     def _leaf(self, leaf: Mapping[str, Any]) -> str | None:
@@ -172,11 +174,12 @@ class _Form:
         if kind in ("integer", "number") and limits <= {*BOUNDS}:
             regex = numbers(leaf)
         elif kind == "string" and limits <= {"minLength", "maxLength"}:
-            least, most = leaf.get("minLength", 0), leaf.get("maxLength")
-            mark = f"[^{_in_class(self.tags.closes[0])}]"
+            least, most = int(leaf.get("minLength", 0)), leaf.get("maxLength")
             if not least and most is None:
                 return self.any_text
-            regex = f"{mark}{{{least},{'' if most is None else most}}}"
+            if most is None or least <= most:
+                size = "" if most is None else int(most)
+                regex = f"[^{_in_class(self.tags.closes[0])}]{{{least},{size}}}"
         elif kind == "string" and len(limits) == 1:
             pattern = leaf.get("pattern", PATTERNS.get(str(leaf.get("format"))))
             regex = _anchored(str(pattern), self.tags.closes[0])
@@ -226,6 +229,8 @@ def _anchored(pattern: str, barred: str) -> str | None:
     atoms = _ATOM.findall(ascii_regex(pattern))
     if len(atoms) < 2 or [atoms[0], atoms[-1]] != ["^", "$"] or re.search(r"\(\?(?!:)", pattern):
         return None
+    if edge_in(pattern) or not is_ok(attempt(lambda: re.compile(pattern))):
+        return None
     for atom in atoms[1:-1]:
         may_have = atom[0] in "\\[" and found_in(atom, barred) is not False
         if may_have or atom in ("^", "$", ".", barred):
@@ -240,9 +245,12 @@ def _limits(schema: Mapping[str, Any]) -> set[str]:
     return limits_of(schema)
 
 
-def _mapping(schema: Any) -> Mapping[str, Any]:
-    if not isinstance(schema, Mapping):
-        raise _UnwrittenError("no schema says what it is")
+def _schema(schema: Any) -> Mapping[str, Any]:
+    from pipegen.answer.json_check import wrong_in_schema
+
+    wrong = wrong_in_schema(schema)
+    if wrong or not isinstance(schema, Mapping):
+        raise _UnwrittenError(f"no schema says what it is{wrong and f': {wrong}'}")
     return schema
 
 

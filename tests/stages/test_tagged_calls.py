@@ -226,7 +226,14 @@ REFUSED = {
     "no number": ({"type": "integer", "minimum": 5, "maximum": 4}, SAYS),
     "a list or a number": ({"type": ["array", "integer"]}, "it is a list or an object, or another"),
     "no type": ({"minimum": 3}, SAYS),
+    "a pattern with the edge of a word": ({"type": "string", "pattern": r"^\bx$"}, SAYS),
+    "a pattern that is none": ({"type": "string", "pattern": "^($"}, SAYS),
+    "no length": ({"type": "string", "minLength": 3, "maxLength": 2}, SAYS),
     "no schema": (False, "no schema says what it is"),
+    "a type that is none": ({"type": {"a": 1}}, "no schema says what it is: at $.properties"),
+    "a choice that is none": ({"enum": 5}, "at $.properties.city.enum: 5 is not of type array"),
+    "a length that is none": ({"type": "string", "minLength": "x"}, '"x" is not of type integer'),
+    "a reference to what is no schema": ({"$ref": "#/title"}, "no schema says what it is"),
     "two schemas": (
         {"allOf": [{"type": "string"}, {"minLength": 2}]},
         "'allOf' of several schemas",
@@ -234,7 +241,7 @@ REFUSED = {
     "a reference beside more": ({"$ref": "#/$defs/a", "minLength": 2}, SAYS),
     "a reference to itself": ({"$ref": "#/$defs/a"}, "'$ref' of several schemas"),
     "a reference to nothing": ({"$ref": "#/$defs/b"}, "no schema says what it is"),
-    "another type": ({"type": "text"}, SAYS),
+    "another type": ({"type": "text"}, "no schema says what it is: at $.properties.city.type"),
     "no value": ({"enum": []}, "none of its values"),
     "values that its type does not allow": ({"enum": [1], "type": "string"}, "none of its values"),
 }
@@ -247,11 +254,13 @@ def test_what_is_not_written_as_a_tagged_value_is_refused_by_its_name(name: str)
         "type": "object",
         "properties": {"city": entry},
         "$defs": {"a": {"$ref": "#/$defs/a"}},
+        "title": "Say",
     }
     slot, engine = asked(QWEN, [tool("say", schema)], random.Random(1))
     error = slot.failure()
     assert isinstance(error, pg.UnsupportedOption) and error.option == "tool_choice"
-    assert "of the tool 'say' are not: its parameter 'city': " in error.message
+    place = "its parameter 'city': " if "at $.properties" not in error.message else "no schema"
+    assert f"of the tool 'say' are not: {place}" in error.message
     assert words in error.message and engine.calls == []
 
 
@@ -259,7 +268,8 @@ def test_what_an_object_of_arguments_cannot_say_is_refused() -> None:
     for schema, words in (
         ({"properties": {}, "anyOf": [{"required": ["a"]}]}, "its schema has 'anyOf'"),
         ({"properties": {"a>\nb": {}}}, "which ends names"),
-        ({"properties": ["a"]}, "no schema says what it is"),
+        ({"properties": ["a"]}, "no schema says what it is: at $.properties"),
+        ({"required": 5}, "no schema says what it is: at $.required"),
     ):
         error = asked(QWEN, [tool("say", schema)], random.Random(1))[0].failure()
         assert isinstance(error, pg.UnsupportedOption) and words in error.message
