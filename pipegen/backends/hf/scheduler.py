@@ -462,7 +462,8 @@ class Schedule:
         """One pass over the row's last token and a guess: the row gets a token more than the guess
         has right ones, or fewer where it ends before.
         """
-        count, logits = 0, batch.read(self._model, [*self._tokens[0].tolist(), *guess])
+        read = batch.read(self._model, [[*self._tokens[0].tolist(), *guess]])
+        count, logits = 0, read[0].to(self._tokens.device, torch.float32)
         for index, guessed in enumerate((*guess, None)):
             self._tokens, count = self._accept([row], sampler, logits[index : index + 1]), index + 1
             if row.done or row.token_ids[-1] != guessed:
