@@ -168,11 +168,17 @@ class Schedule:
         self._prefixes, self._most = prefixes, self._size
         self._sharing = 0 if traits.alone else sharing
         self._mixes = adapters_together(model)
-        # of conversations the one that has had fewer turns, so that none is left to end alone
+        # those that were under way; then of conversations the one that has had fewer turns, so that
+        # none is left to end alone
         self._waiting = Waiting[HFRow](
             size,
             overdue=16 * size,
-            key=lambda row: (self._adapter_of(row), prefixes.turns(row), row.order),
+            key=lambda row: (
+                self._adapter_of(row),
+                not row.token_ids,
+                prefixes.turns(row),
+                row.order,
+            ),
             source=lambda row: row.source,
         )
         self._prefilled: _PrefilledRows | None = None
@@ -520,7 +526,9 @@ class Schedule:
         }
         if crossing and isinstance(self._batch, StaticBatch):
             crossing = {index for index, row in enumerate(self._running) if not row.done}
-        self._waiting.add_first([self._running[index] for index in sorted(crossing)])
+        if crossing:
+            self.add([self._running[index] for index in sorted(crossing)])
+            self._waiting.put_in_order()
         return crossing
 
     def requeue(self) -> None:
