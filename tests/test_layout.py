@@ -41,7 +41,7 @@ ROOMS = (
 )
 """Each imports only itself and those before it."""
 BUDGETS = {
-    "backends": 134_000,
+    "backends": 131_850,
     "cli": 40_700,
     "records": 38_450,
     "report": 33_850,
@@ -56,8 +56,8 @@ BUDGETS = {
     "media": 13_400,
     "contrib": 9_400,
     "config": 8_450,
-    "engines": 7_900,
-    "ending": 7_650,
+    "engines": 7_950,
+    "ending": 7_600,
     "plugins": 5_450,
     "evals": 5_150,
     "embedded": 50,

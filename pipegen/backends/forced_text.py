@@ -20,6 +20,7 @@ import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from pipegen.backends.settled_schema import scalars, schema_parts
 from pipegen.records.option_groups import StructuredOptions
 
 __all__ = ["changed_in"]
@@ -45,37 +46,15 @@ def changed_in(form: StructuredOptions, normalised: Callable[[str], str]) -> str
 
 def _texts(schema: Any) -> Iterator[tuple[str, bool]]:
     """The texts that a schema may force: constants, names, and patterns, for which it says so."""
-    parts: list[Any] = [schema]
-    while parts:
-        part = parts.pop()
-        if isinstance(part, list):
-            parts += part
-        if not isinstance(part, dict):
-            continue
-        for key, inner in part.items():
-            if key in ("const", "enum", "required"):
-                yield from ((text, False) for text in _strings(inner))
-                continue
-            if key == "pattern" and isinstance(inner, str):
-                yield inner, True
-            elif key in ("properties", "patternProperties") and isinstance(inner, dict):
-                yield from ((name, key == "patternProperties") for name in inner)
-                parts += inner.values()
-                continue
-            parts.append(inner)
-
-
-def _strings(value: Any) -> Iterator[str]:
-    """The texts within a value of JSON, names among them."""
-    values = [value]
-    while values:
-        one = values.pop()
-        if isinstance(one, str):
-            yield one
-        elif isinstance(one, dict):
-            values += [*one, *one.values()]
-        elif isinstance(one, list):
-            values += one
+    for part in schema_parts(schema):
+        forced = scalars([part.get(key) for key in ("const", "enum", "required")])
+        yield from ((text, False) for text in forced if isinstance(text, str))
+        if isinstance(pattern := part.get("pattern"), str):
+            yield pattern, True
+        for key in ("properties", "patternProperties"):
+            names = part.get(key)
+            if isinstance(names, dict):
+                yield from ((name, key == "patternProperties") for name in names)
 
 
 _PART = re.compile(

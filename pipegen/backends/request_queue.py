@@ -5,7 +5,6 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Collection, Hashable, Sequence
-from itertools import islice
 from operator import attrgetter
 from typing import Any, Generic, TypeVar
 
@@ -52,18 +51,17 @@ class Waiting(Generic[R]):
         self._size, self._overdue, self._key_of, self._source_of = size, overdue, key, source
         self._added, self._apart = 0, False
         self._new: list[_Source[R]] = []
-        self._first: deque[_Source[R]] = deque()
         self._sorted: list[_Source[R]] = []
         self._named: dict[Hashable, _Source[R]] = {}
         self._arrivals: deque[_Source[R]] = deque()
 
     def __bool__(self) -> bool:
-        return bool(self._first or self._sorted or self._new)
+        return bool(self._sorted or self._new)
 
     @property
     def rows(self) -> list[R]:
         """All rows that wait."""
-        return [row for source in (*self._first, *self._sorted, *self._new) for row in source.rows]
+        return [row for source in (*self._sorted, *self._new) for row in source.rows]
 
     def add(self, rows: Sequence[R], *, apart: bool = False) -> None:
         """Add rows; `apart` says that equal ones are read apart."""
@@ -77,10 +75,6 @@ class Waiting(Generic[R]):
                 self._named[name] = made = _Source(name, row, self._key_of(row))
                 self._new.append(made)
 
-    def add_first(self, rows: Sequence[R]) -> None:
-        """Add rows that are next, each alone."""
-        self._first.extendleft(_Source(None, row, self._key_of(row)) for row in reversed(rows))
-
     def next(self, count: int) -> list[tuple[R, ...]]:
         """The rows of the sources that are next, at most so many sources."""
         return [tuple(source.rows) for source in self._next(count)]
@@ -88,8 +82,8 @@ class Waiting(Generic[R]):
     def pop(self) -> tuple[R, ...]:
         """Let the source that is next go: its rows."""
         if self._new and len(self._sorted) < self._size:
-            self._put_in_order()
-        source = self._first.popleft() if self._first else self._sorted.pop(self._start)
+            self.put_in_order()
+        source = self._sorted.pop(self._start)
         self._let_go(source)
         return tuple(source.rows)
 
@@ -97,34 +91,24 @@ class Waiting(Generic[R]):
         """Let sources go, by their places among those that are next."""
         if not places:
             return
-        start, before = self._start, len(self._first)
+        start = self._start
         for source in [
             source for place, source in enumerate(self._next(max(places) + 1)) if place in places
         ]:
             self._let_go(source)
-        if self._first:
-            self._first = deque(
-                source for place, source in enumerate(self._first) if place not in places
-            )
-        for index in sorted(
-            ((start + place - before) % len(self._sorted) for place in places if place >= before),
-            reverse=True,
-        ):
+        count = len(self._sorted)
+        for index in sorted(((start + place) % count for place in places), reverse=True):
             del self._sorted[index]
 
     def prune(self, done: Callable[[R], bool]) -> None:
         """Drop the rows that are done."""
-        rows, first = (
-            [row for source in (*self._sorted, *self._new) for row in source.rows],
-            [row for source in self._first for row in source.rows],
-        )
+        rows = self.rows
         self.clear()
         self.add([row for row in rows if not done(row)], apart=self._apart)
-        self.add_first([row for row in first if not done(row)])
 
     def clear(self) -> None:
         """Let all go."""
-        for held in (self._first, self._sorted, self._new, self._named, self._arrivals):
+        for held in (self._sorted, self._new, self._named, self._arrivals):
             held.clear()
 
     def _let_go(self, source: _Source[R]) -> None:
@@ -134,14 +118,13 @@ class Waiting(Generic[R]):
 
     def _next(self, count: int) -> list[_Source[R]]:
         if self._new and len(self._sorted) < self._size:
-            self._put_in_order()
-        first = list(islice(self._first, count))
-        count -= len(first)
+            self.put_in_order()
         start = self._start
         picked = self._sorted[start : start + count]
-        return [*first, *picked, *self._sorted[: min(start, count - len(picked))]]
+        return [*picked, *self._sorted[: min(start, count - len(picked))]]
 
-    def _put_in_order(self) -> None:
+    def put_in_order(self) -> None:
+        """Begin a round: those that have come since are put in order too."""
         self._added += len(self._new)
         for source in self._new:
             source.arrived = self._added

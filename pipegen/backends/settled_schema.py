@@ -23,7 +23,7 @@ from pipegen.answer.json_formats import PATTERNS
 from pipegen.answer.regex_check import ascii_regex, edge_in, found_in
 from pipegen.core.foreign_calls import attempt
 
-__all__ = ["NO_EDGES", "rounded_in", "settled", "wrong_in_schema"]
+__all__ = ["NO_EDGES", "rounded_in", "scalars", "schema_parts", "settled", "wrong_in_schema"]
 
 TYPES = frozenset({"array", "boolean", "integer", "null", "number", "object", "string"})
 FORMATS = frozenset(
@@ -160,7 +160,7 @@ def _only_integers(schema: Mapping[str, Any]) -> bool:
     return "integer" in listed and "number" not in listed
 
 
-def _parts(schema: Any, *, in_data: bool = False) -> Iterator[dict[str, Any]]:
+def schema_parts(schema: Any, *, in_data: bool = False) -> Iterator[dict[str, Any]]:
     """Every mapping that engines may read as a schema. `in_data` has those within constants too."""
     parts: list[Any] = [schema]
     while parts:
@@ -201,7 +201,7 @@ def wrong_in_schema(schema: Any) -> str:
         wrong = _wrong_type(part) or _wrong_pattern(part) or _met(part, schema)
         if wrong:
             return wrong
-    for part in _parts(schema):
+    for part in schema_parts(schema):
         wrong, reference = _wrong_number(part), part.get("$ref")
         if isinstance(reference, str):
             wrong = wrong or _into_data(reference, schema)
@@ -221,8 +221,8 @@ def _into_data(reference: str, schema: Any) -> str:
 
 
 def _parts_of_data(schema: Any) -> Iterator[dict[str, Any]]:
-    return _parts(
-        [part[key] for part in _parts(schema) for key in _DATA if key in part], in_data=True
+    return schema_parts(
+        [part[key] for part in schema_parts(schema) for key in _DATA if key in part], in_data=True
     )
 
 
@@ -308,7 +308,7 @@ def rounded_in(schema: str) -> str:
     >>> rounded_in('{"enum": [0.1, 1e22, 9007199254740992]}')
     ''
     """
-    for part in _parts(json.loads(schema, parse_float=Decimal)):
+    for part in schema_parts(json.loads(schema, parse_float=Decimal)):
         values = [*_numbers([part[key] for key in ("const", "enum") if key in part])]
         bounds = [part.get(name) for name in (*_LOW, *_HIGH)]
         values += [one for one in bounds if type(one) is int and _is_small(one)]
@@ -323,12 +323,19 @@ def rounded_in(schema: str) -> str:
 
 def _numbers(value: Any) -> Iterator[Any]:
     """The numbers within a value of JSON."""
+    for one in scalars(value):
+        if isinstance(one, (int, float, Decimal)) and not isinstance(one, bool):
+            yield one
+
+
+def scalars(value: Any) -> Iterator[Any]:
+    """What a value of JSON holds besides lists and objects, the names of entries among them."""
     values = [value]
     while values:
         one = values.pop()
         if isinstance(one, dict):
-            values += one.values()
+            values += [*one, *one.values()]
         elif isinstance(one, list):
             values += one
-        elif isinstance(one, (int, float, Decimal)) and not isinstance(one, bool):
+        else:
             yield one

@@ -11,15 +11,16 @@ and `stopping_criteria` are for Hugging Face engines only.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Collection
-from typing import Annotated, Any
+from typing import Annotated, Any, Self
 
 from pipegen.engines.capabilities import Capability
 from pipegen.engines.tokenizer import Tokenizer
 from pipegen.records.fields import InvalidField, non_empty_string, record
 from pipegen.records.requests import GenerationRequest
 
-__all__ = ["Plugin", "RowContext", "takes"]
+__all__ = ["Pluggable", "Plugin", "RowContext", "takes"]
 
 
 @record
@@ -133,3 +134,15 @@ class Plugin:
         return self.requires | {
             capability for capability, hook in hooks.items() if hook is not None
         }
+
+
+class Pluggable:
+    """An engine to which plugins are attached."""
+
+    plugins: tuple[Plugin, ...] = ()
+
+    def with_plugin(self, plugin: Plugin) -> Self:
+        """A copy with a plugin attached; it shares all that the engine holds."""
+        other = copy.copy(self)
+        other.plugins = (*self.plugins, plugin)
+        return other

@@ -13,7 +13,6 @@
 
 from __future__ import annotations
 
-import copy
 import hashlib
 import json
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -26,7 +25,7 @@ from pipegen.core.errors import BadImage, CallFailed, GenerationError
 from pipegen.core.slots import Slot, is_ok
 from pipegen.ending.stop_state import TokenFold
 from pipegen.engines.capabilities import ENGINES, Capabilities, Capability
-from pipegen.engines.plugin import Plugin
+from pipegen.engines.plugin import Pluggable
 from pipegen.engines.protocol import RowDone, TokensMade
 from pipegen.records.messages import ImageSource
 from pipegen.records.options import VlmPreprocessOptions
@@ -81,7 +80,7 @@ class ToyRenderer:
         return "".join(turns)
 
 
-class FakeEngine:
+class FakeEngine(Pluggable):
     """A scripted engine with the toy tokenizer.
 
     script: the text of every row, or a function from the encoded prompt to token ids, a text or an
@@ -137,7 +136,6 @@ class FakeEngine:
         self.generation_config = immutabledict(generation_config)
         self.bos_token: str | None = None
         self.image_placeholder: str | None = "<|image_pad|>"
-        self.plugins: tuple[Plugin, ...] = ()
         self.calls: list[tuple[Encoded, ...]] = []
         self.scored: list[tuple[ScoreInput, ...]] = []
         self.closed = 0
@@ -255,12 +253,6 @@ class FakeEngine:
                 tokens=3,
             )
         )
-
-    def with_plugin(self, plugin: Plugin) -> FakeEngine:
-        """A copy that shares the log of calls."""
-        other = copy.copy(self)
-        other.plugins = (*self.plugins, plugin)
-        return other
 
     def close(self) -> None:
         """Count the release."""

@@ -67,7 +67,9 @@ def test_every_row_waits_until_it_is_taken_once(seed: int) -> None:
     ]
     while left or waiting:
         new = [left.pop() for _ in range(min(len(left), chance.randint(0, 5)))]
-        (waiting.add if chance.random() < 0.8 else waiting.add_first)(new)
+        waiting.add(new)
+        if chance.random() < 0.2:
+            waiting.put_in_order()
         chosen = [
             (place, rows)
             for place, rows in enumerate(waiting.next(chance.randint(0, 6)))
@@ -81,7 +83,7 @@ def test_every_row_waits_until_it_is_taken_once(seed: int) -> None:
 def test_rows_that_are_done_are_pruned() -> None:
     waiting = waiting_for(size=4, overdue=10)
     waiting.add([Row(0, 3, "a"), Row(1, 3, "a"), Row(2, 5)])
-    waiting.add_first([Row(3, 1), Row(4, 1)])
+    waiting.add([Row(3, 1), Row(4, 1)])
     waiting.prune(lambda row: row.number in (0, 4))
     assert sorted(row.number for row in waiting.rows) == [1, 2, 3]
 

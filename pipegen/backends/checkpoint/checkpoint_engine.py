@@ -4,30 +4,24 @@ plugins.
 
 from __future__ import annotations
 
-import copy
 import gc
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Self
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from immutabledict import immutabledict
 
 from pipegen.backends.checkpoint.chat_jinja import rendering
 from pipegen.backends.checkpoint.checkpoint import Checkpoint
 from pipegen.backends.checkpoint.load_errors import adapter_digests_of
-from pipegen.core.backend import Session
 from pipegen.core.errors import CallFailed
 from pipegen.core.slots import Slot
-from pipegen.engines.plugin import Plugin
+from pipegen.engines.plugin import Pluggable
 from pipegen.engines.session import answers
 from pipegen.engines.settings import ModelLoadConfig, settings_of, that_change_answers
 from pipegen.engines.tokenizer import Renderer, Tokenizer
 from pipegen.records.messages import ImageSource
 from pipegen.records.options import VlmPreprocessOptions
 from pipegen.records.results import Encoded, PreparedImage, Raw
-
-if TYPE_CHECKING:
-    from asyncio import AbstractEventLoop
 
 __all__ = ["CheckpointEngine", "HasModelMetadata", "release"]
 
@@ -96,8 +90,9 @@ class HasModelMetadata:
         return self._checkpoint.generation_config
 
 
-class CheckpointEngine(HasModelMetadata, ABC):
-    """An `Engine` on one checkpoint, but for how it computes: that is `open`.
+class CheckpointEngine(HasModelMetadata, Pluggable):
+    """An `Engine` on one checkpoint, but for how it computes: that is `open` (see
+    `pipegen.engines.session`). Calls that run at the same time share the engine's steps.
 
     Raises `NoSuchModel` where the checkpoint is a folder that is not there.
     """
@@ -107,7 +102,6 @@ class CheckpointEngine(HasModelMetadata, ABC):
 
     def __init__(self, load: ModelLoadConfig, checkpoint: Checkpoint | None = None) -> None:
         self._checkpoint = checkpoint or Checkpoint(load)
-        self.plugins: tuple[Plugin, ...] = ()
 
     def __repr__(self) -> str:
         try:
@@ -142,29 +136,11 @@ class CheckpointEngine(HasModelMetadata, ABC):
     ) -> Slot[PreparedImage]:
         return self._checkpoint.prepare_image(source, options, index)
 
-    def with_plugin(self, plugin: Plugin) -> Self:
-        other = copy.copy(self)  # it shares all that is loaded
-        other.plugins = (*self.plugins, plugin)
-        return other
-
     def generate(self, inputs: Sequence[Encoded]) -> list[Slot[Raw]]:
         """One slot for each input, in order. Raises `CallFailed` when the whole call failed; any
         other exception is a bug and comes through.
         """
         return answers(self, inputs)
-
-    @abstractmethod
-    def open(
-        self,
-        wake: Callable[[], object],
-        *,
-        tokens: bool = False,
-        loop: AbstractEventLoop | None = None,
-        fed: bool = False,
-    ) -> Session:
-        """See `pipegen.engines.session`: calls that run at the same time share the engine's
-        steps.
-        """
 
 
 def release() -> None:

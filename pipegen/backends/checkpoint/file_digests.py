@@ -19,13 +19,13 @@ import os
 import re
 import time
 import zipfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
 from pipegen.backends.checkpoint.verdicts import keep, kept
 
-__all__ = ["WEIGHTS", "earlier_identity_of", "identity_of"]
+__all__ = ["WEIGHTS", "earlier_identity_of", "header_of", "identity_of"]
 
 WEIGHTS = frozenset({".safetensors", ".bin", ".pt", ".pth", ".gguf"})
 """How names of files end that have weights."""
@@ -41,7 +41,7 @@ _SAMPLES, _SAMPLE = 64, 4096
 _PIECE = 1024
 """The bytes of a tensor that count, at each of three places."""
 _LONGEST_HEADER = 100_000_000
-"""No header of safetensors is longer."""
+"""Bytes that the header of a safetensors file has at most, by the format's own rule."""
 _LEFT_BY_TRAINING = re.compile(
     r"((optimizer|optim|scheduler|lr_scheduler|sampler|dataloader|(grad_)?scaler|rng_state"
     r"|training_args|training_state|train_state|trainer_state)[-_.].*)"
@@ -51,6 +51,18 @@ _LEFT_BY_TRAINING = re.compile(
     r"|(.*[-_.])?(log|logs|metrics|loss|losses|history|predictions)([-_.].*)?\.(txt|json)"
     r"|(readme|license|notice|requirements|use_policy)([-_.].*)?\.txt"
 )
+
+
+class Header(NamedTuple):
+    """What a file of safetensors begins with."""
+
+    text: bytes
+    tensors: Mapping[str, Mapping[str, Any]]
+    """Name to `dtype`, `shape` and `data_offsets`."""
+    places: list[tuple[int, int]]
+    """Where the tensors begin and end in the file, in order."""
+    size: int
+    """The bytes that the whole file has."""
 
 
 def identity_of(*folders: Path, whole: bool = False) -> str:
@@ -179,11 +191,10 @@ def _pieces(file: Path, opened: BinaryIO, size: int) -> Iterator[bytes]:
     if file.suffix in _WHOLE and size <= _LARGE:
         yield opened.read()
         return
-    places = _tensors(opened, size) if file.suffix == ".safetensors" else None
-    if places is not None:
-        header, tensors = places
-        yield header
-        for begin, end in tensors:
+    header = header_of(opened) if file.suffix == ".safetensors" else None
+    if header is not None:
+        yield header.text
+        for begin, end in header.places:
             yield from _of_tensor(opened, begin, end)
     elif file.suffix in WEIGHTS and zipfile.is_zipfile(opened):
         yield from _of_archive(opened)
@@ -196,25 +207,22 @@ def _all(opened: BinaryIO) -> Iterator[bytes]:
         yield piece
 
 
-def _tensors(opened: BinaryIO, size: int) -> tuple[bytes, list[tuple[int, int]]] | None:
-    """The header of a file of safetensors, and where its tensors begin and end. None where it is no
-    such file.
-    """
+def header_of(opened: BinaryIO) -> Header | None:
+    """The header of a file of safetensors; None where it is no such file."""
     opened.seek(0)
     length = int.from_bytes(opened.read(8), "little")
-    if length > min(size - 8, _LONGEST_HEADER):
+    if not 0 < length <= _LONGEST_HEADER:
         return None
-    header = opened.read(length)
+    text = opened.read(length)
     try:
-        entries = json.loads(header)
-        places = [
-            tuple(8 + length + int(offset) for offset in entry["data_offsets"])
-            for name, entry in entries.items()
-            if name != "__metadata__"
-        ]
-        return header, sorted((begin, end) for begin, end in places)
-    except (ValueError, TypeError, KeyError, AttributeError):
+        tensors = {
+            name: tensor for name, tensor in json.loads(text).items() if name != "__metadata__"
+        }
+        offsets = (map(int, tensor["data_offsets"]) for tensor in tensors.values())
+        places = sorted((8 + length + begin, 8 + length + end) for begin, end in offsets)
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return None
+    return Header(text, tensors, places, max((end for _, end in places), default=8 + length))
 
 
 def _of_tensor(opened: BinaryIO, begin: int, end: int) -> Iterator[bytes]:

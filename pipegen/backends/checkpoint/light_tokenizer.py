@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from pipegen.backends.checkpoint.chat_jinja import RENDERING, render, rendering
-from pipegen.backends.checkpoint.tokenizer_file import parts
+from pipegen.backends.checkpoint.tokenizer_file import parts, tokenizer_in
 from pipegen.backends.checkpoint.verdicts import keep, kept
 
 __all__ = ["LightTokenizer", "keep_recipe", "recipe_for", "recipe_of"]
@@ -36,11 +36,9 @@ class LightTokenizer:
     is_fast = True
 
     def __init__(self, file: Path, recipe: Mapping[str, Any]) -> None:
-        from tokenizers import AddedToken, Tokenizer
+        from tokenizers import AddedToken
 
-        self.backend_tokenizer: Any = Tokenizer.from_file(str(file))
-        self.backend_tokenizer.no_truncation()
-        self.backend_tokenizer.no_padding()
+        self.backend_tokenizer: Any = tokenizer_in(file)
         for state in recipe["added"]:
             self.backend_tokenizer.add_tokens([AddedToken(**state)])
         self.special_tokens_map: Mapping[str, str] = recipe["special"]
@@ -88,8 +86,10 @@ def keep_recipe(model: str, recipe: Mapping[str, Any]) -> None:
     keep(_CHECK, recipe, model=model, packages=_PACKAGES)
 
 
-def recipe_of(raw: Any, file: Path) -> Mapping[str, Any] | None:
-    """The recipe by which the file gives what transformers has loaded; None where there is none."""
+def recipe_of(raw: Any, file: Path, reference: Any) -> Mapping[str, Any] | None:
+    """The recipe by which the file gives what transformers has loaded; None where there is none.
+    `reference` is the tokenizer of the file.
+    """
     from transformers import PreTrainedTokenizerBase
 
     own_code = type(raw).apply_chat_template is not PreTrainedTokenizerBase.apply_chat_template
@@ -100,18 +100,16 @@ def recipe_of(raw: Any, file: Path) -> Mapping[str, Any] | None:
     recipe = {
         "special": dict(raw.special_tokens_map),
         "begins": [raw.bos_token_id] if starts else [],
-        "added": _changed(file, loaded),
+        "added": _changed(reference, loaded),
         **{name: getattr(raw, name) for name in _IDS},
     }
     made = LightTokenizer(file, recipe).backend_tokenizer
     return recipe if _whole(made) == _whole(loaded) else None
 
 
-def _changed(file: Path, loaded: Any) -> list[Mapping[str, Any]]:
+def _changed(reference: Any, loaded: Any) -> list[Mapping[str, Any]]:
     """The added tokens that are not as the file has them."""
-    from tokenizers import Tokenizer
-
-    own = _added(Tokenizer.from_file(str(file)))
+    own = _added(reference)
     return [state for token_id, state in _added(loaded).items() if own.get(token_id) != state]
 
 

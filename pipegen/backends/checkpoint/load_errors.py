@@ -20,9 +20,9 @@ import uuid
 import zipfile
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, NamedTuple
 
-from pipegen.backends.checkpoint.file_digests import identity_of
+from pipegen.backends.checkpoint.file_digests import header_of, identity_of
 from pipegen.backends.checkpoint.locate import adapters_of, cached, folder_of_adapter
 from pipegen.core.errors import BackendFailed, CallFailed
 from pipegen.engines.extras import MissingExtra
@@ -297,12 +297,11 @@ def broken_file(files: Iterable[Path]) -> Broken | None:
                     f"{file} is a pointer of git-lfs, not the file itself",
                     "fetch the files themselves: git lfs pull",
                 )
-            stream.seek(0)
-            header_and_size = _header_in(stream) if file.suffix == ".safetensors" else ({}, size)
-            full_size = None if header_and_size is None else header_and_size[1]
+            found = header_of(stream) if file.suffix == ".safetensors" else None
         text = _broken_text(file, head)
         if text is not None:
             return text
+        full_size = size if file.suffix != ".safetensors" else found and found.size
         if (
             full_size is None
             or size < full_size
@@ -384,8 +383,6 @@ def require_weights(source: str, revision: str | None) -> None:
 
 
 _FLOATS = {"F16": "float16", "BF16": "bfloat16", "F32": "float32", "F64": "float64"}
-_LARGEST = 100_000_000
-"""Bytes that the header of a safetensors file has at most, by the format's own rule."""
 
 
 def header(file: Path) -> Mapping[str, Mapping[str, Any]]:
@@ -393,28 +390,13 @@ def header(file: Path) -> Mapping[str, Mapping[str, Any]]:
     `ValueError` where it is no such file, or ends too early.
     """
     with file.open("rb") as stream:
-        parsed = _header_in(stream)
-    if parsed is None:
+        found = header_of(stream)
+    if found is None:
         raise ValueError(f"{file} is not a safetensors file")
-    tensors, size = parsed
-    if file.stat().st_size < size:
-        raise ValueError(f"{file} is not whole: it has {file.stat().st_size} of {size} bytes")
-    return tensors
-
-
-def _header_in(stream: BinaryIO) -> tuple[Mapping[str, Mapping[str, Any]], int] | None:
-    """The tensors, and the bytes that the whole file has by its header; None if there is no
-    header.
-    """
-    length = int.from_bytes(stream.read(8), "little")
-    try:
-        values: Any = json.loads(stream.read(length)) if 0 < length <= _LARGEST else None
-        tensors = {name: tensor for name, tensor in values.items() if name != "__metadata__"}
-        return tensors, 8 + length + max(
-            (tensor["data_offsets"][1] for tensor in tensors.values()), default=0
-        )
-    except (ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError):
-        return None
+    size = file.stat().st_size
+    if size < found.size:
+        raise ValueError(f"{file} is not whole: it has {size} of {found.size} bytes")
+    return found.tensors
 
 
 def stored_dtype(source: str, revision: str | None) -> str | None:

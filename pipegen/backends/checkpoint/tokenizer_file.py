@@ -19,7 +19,7 @@ from typing import Any
 
 from pipegen.records.fields import InvalidField
 
-__all__ = ["parts", "parts_alone", "require_file_ids"]
+__all__ = ["parts", "parts_alone", "require_file_ids", "tokenizer_in"]
 
 PROBES = (
     *(
@@ -47,21 +47,20 @@ _MODEL = (
     "byte_fallback",
     "ignore_merges",
 )
+_RARE = "\U000f5a3c"
+"""A character that no vocabulary has: models that fall back to bytes split it so."""
 _SHARED_TOKENS = 32
 _SPLITS = ("normalizer", "pre_tokenizer")
 """The parts that say how text is split."""
 
 
-def require_file_ids(raw: Any, file: Path, settings: Mapping[str, Any], model: str) -> None:
-    """Raise `InvalidField` where the loaded tokenizer `raw` splits texts otherwise than its
-    `tokenizer.json`; `settings` are tokenizer_config.json's.
+def require_file_ids(raw: Any, reference: Any, settings: Mapping[str, Any], model: str) -> None:
+    """Raise `InvalidField` where the loaded tokenizer `raw` splits texts otherwise than the one of
+    its `tokenizer.json`; `settings` are tokenizer_config.json's.
     """
-    loaded, head = raw.backend_tokenizer, _head(file)
-    if any(settings.get(name) is not None for name in REWRITES) or (
-        head is not None and _same_parts(loaded, head)
-    ):
+    loaded = raw.backend_tokenizer
+    if any(settings.get(name) is not None for name in REWRITES) or _same_parts(loaded, reference):
         return
-    reference = _reference(loaded, head, file)
     for text in _probes(reference, settings):
         expected, tokens = (_tokens(tokenizer, text, settings) for tokenizer in (reference, loaded))
         if expected != tokens:
@@ -95,9 +94,7 @@ def _probes(reference: Any, settings: Mapping[str, Any]) -> Iterator[str]:
     yield from PROBES
     if settings.get("add_prefix_space") is None and settings.get("legacy") is not False:
         yield from LEADING
-        tokens = sorted(
-            str(token.content) for token in reference.get_added_tokens_decoder().values()
-        )
+        tokens = sorted(_added_ids(reference))
         yield from (f"a{token}b" for token in tokens[:: max(1, len(tokens) // _SHARED_TOKENS)])
 
 
@@ -111,59 +108,33 @@ def _tokens(tokenizer: Any, text: str, settings: Mapping[str, Any]) -> list[str]
     return list(encoded.tokens[encoded.char_to_token(2) :])
 
 
-def _same_parts(loaded: Any, head: Mapping[str, Any]) -> bool:
+def _same_parts(loaded: Any, reference: Any) -> bool:
     """Whether the parts that say how text is split are the same; the vocabulary is the file's own,
     whatever the class.
     """
-    ids = {
-        str(token.content): int(token_id)
-        for token_id, token in loaded.get_added_tokens_decoder().items()
-    }
+    model, other = loaded.model, reference.model
     return (
-        all(ids.get(token["content"]) == token["id"] for token in head["added_tokens"])
-        and _same_model(loaded, head)
-        and parts(_bare(head), *_SPLITS) == parts(loaded, *_SPLITS)
+        _added_ids(reference).items() <= _added_ids(loaded).items()
+        and type(model) is type(other)
+        and all(getattr(model, name, None) == getattr(other, name, None) for name in _MODEL)
+        and _tokens(loaded, _RARE, {}) == _tokens(reference, _RARE, {})
+        and parts(reference, *_SPLITS) == parts(loaded, *_SPLITS)
     )
 
 
-def _same_model(loaded: Any, head: Mapping[str, Any]) -> bool:
-    model = head["model"]
-    return model.get("type") == type(loaded.model).__name__ and all(
-        (getattr(loaded.model, name, None) or None) == (model.get(name) or None) for name in _MODEL
-    )
+def _added_ids(tokenizer: Any) -> dict[str, int]:
+    added = tokenizer.get_added_tokens_decoder()
+    return {str(token.content): int(token_id) for token_id, token in added.items()}
 
 
-def _reference(loaded: Any, head: Mapping[str, Any] | None, file: Path) -> Any:
-    """The file's tokenizer; where the models are the same, without reading its vocabulary again."""
-    from tokenizers import AddedToken, Tokenizer
-
-    if head is None or not _same_model(loaded, head):
-        return Tokenizer.from_file(str(file))
-    tokenizer = _bare(head)
-    tokenizer.model = loaded.model
-    tokenizer.add_tokens(
-        [
-            AddedToken(**{key: value for key, value in token.items() if key != "id"})
-            for token in head["added_tokens"]
-        ]
-    )
-    return tokenizer
-
-
-def _bare(head: Mapping[str, Any]) -> Any:
-    """The file's tokenizer without a vocabulary."""
+def tokenizer_in(file: Path) -> Any:
+    """The tokenizer of a file, without the truncation and padding that it may bring along."""
     from tokenizers import Tokenizer
 
-    return Tokenizer.from_str(
-        json.dumps(
-            {
-                **head,
-                "added_tokens": [],
-                "post_processor": None,
-                "model": {"type": "BPE", "vocab": {}, "merges": []},
-            }
-        )
-    )
+    tokenizer = Tokenizer.from_file(str(file))
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer
 
 
 def parts(tokenizer: Any, *names: str) -> list[Any]:
@@ -185,39 +156,3 @@ def parts_alone(tokenizer: Any, *names: str) -> str:
         if getattr(tokenizer, name) is not None:
             setattr(frame, name, getattr(tokenizer, name))
     return str(frame.to_str())
-
-
-def _head(file: Path) -> dict[str, Any] | None:
-    """All of the file but its vocabulary and merges, which come last; None where they do not."""
-    with file.open(encoding="utf-8") as opened:
-        text, size = "", 1 << 16
-        while more := opened.read(size):
-            text, size = text + more, len(text) + len(more)
-            try:
-                return _read_head(text)
-            except (ValueError, IndexError, TypeError, KeyError):  # cut short, or of another form
-                continue
-    return None
-
-
-def _read_head(text: str) -> dict[str, Any]:
-    decoder = json.JSONDecoder()
-
-    def skip(at: int, characters: str) -> int:
-        while text[at] in characters:
-            at += 1
-        return at
-
-    def entries(at: int, last: str) -> tuple[dict[str, Any], int]:
-        fields: dict[str, Any] = {}
-        at = skip(at, " \t\r\n{")
-        while True:
-            key, at = decoder.raw_decode(text, at)
-            at = skip(at, " \t\r\n:")
-            if key == last:
-                return fields, at
-            fields[key], at = decoder.raw_decode(text, at)
-            at = skip(at, " \t\r\n,")
-
-    head, at = entries(0, "model")
-    return {"added_tokens": head.pop("added_tokens"), **head, "model": entries(at, "vocab")[0]}

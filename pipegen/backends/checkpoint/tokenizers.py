@@ -27,7 +27,11 @@ from pipegen.backends.checkpoint.light_tokenizer import (
     recipe_of,
 )
 from pipegen.backends.checkpoint.locate import cached, cached_json
-from pipegen.backends.checkpoint.tokenizer_file import parts_alone, require_file_ids
+from pipegen.backends.checkpoint.tokenizer_file import (
+    parts_alone,
+    require_file_ids,
+    tokenizer_in,
+)
 from pipegen.core.foreign_calls import attempt
 from pipegen.core.slots import is_ok
 from pipegen.template.probe import assistant, call, result, tool
@@ -409,8 +413,9 @@ def load_tokenizer(
     raw = by_transformers()
     tokenizer, loaded = HFTokenizer(raw), renderer(raw, raw.chat_template)
     if file is not None:
-        require_file_ids(raw, file, config, path_or_name)
-        recipe = None if model is None else recipe_of(raw, file)
+        reference = tokenizer_in(file)
+        require_file_ids(raw, reference, config, path_or_name)
+        recipe = None if model is None else recipe_of(raw, file, reference)
         if model is not None and recipe is not None:
             read = renderer(LightTokenizer(file, recipe), _written_templates(file.parent, config))
             if _writes(read) == _writes(loaded):

@@ -40,7 +40,7 @@ __all__ = [
     "forked",
     "growing",
     "has_states",
-    "holds_all",
+    "holds_columns",
     "is_known",
     "joined",
     "max_cached_tokens",
@@ -151,16 +151,12 @@ def put(cache: Any, places: Sequence[int], other: Any, width: int) -> None:
     _each(cache, replaced, width)
 
 
-def holds_all(cache: Any, width: int) -> bool:
-    """Whether each layer of the cache holds all columns of so wide a one, and nothing but
-    columns.
-    """
-    layers = getattr(cache, "layers", ())
-    plain = all(
+def holds_columns(cache: Any) -> bool:
+    """Whether each layer of the cache holds columns, and nothing else."""
+    return all(
         isinstance(layer, DynamicLayer) and not isinstance(layer, LinearAttentionLayer)
-        for layer in layers
+        for layer in getattr(cache, "layers", ())
     )
-    return plain and width < window_of(cache)
 
 
 def window_of(cache: Any) -> float:
@@ -303,14 +299,13 @@ def _link(cache: Any, chains: Sequence[Chain]) -> None:
     }
     place = 0
     for layer in cache.layers:
-        if not getattr(layer, "is_initialized", False) or not isinstance(layer, DynamicLayer):
+        if not _is_filled(layer):
             continue
-        device = None if layer.keys is None else layer.keys.device
         parts = [
             (
                 run.part.columns[place][:, run.first : run.end],
                 run.part.columns[place + 1][:, run.first : run.end],
-                None if index is None or device is None else index(device),
+                None if index is None else index(layer.keys.device),
             )
             for run, index in indexes.items()
         ]
@@ -377,11 +372,16 @@ def _fit(tensor: torch.Tensor, columns: int | None) -> torch.Tensor:
     return torch.nn.functional.pad(tensor, (0, 0, columns - tensor.shape[-2], 0))
 
 
+def _is_filled(layer: Any) -> bool:
+    """Whether a layer holds keys and values."""
+    return isinstance(layer, DynamicLayer) and layer.is_initialized
+
+
 def _tensors(cache: Any) -> Iterator[torch.Tensor]:
     """Every tensor of the cache that holds rows."""
     for layer in cache.layers:
-        if isinstance(layer, DynamicLayer) and layer.is_initialized:
-            yield from (tensor for tensor in (layer.keys, layer.values) if tensor is not None)
+        if _is_filled(layer):
+            yield from (layer.keys, layer.values)
         if isinstance(layer, LinearAttentionLayer):
             for states in (layer.conv_states, layer.recurrent_states):
                 yield from (tensor for tensor in states.values() if tensor is not None)
@@ -394,13 +394,9 @@ def _each(
     and of the columns that its layer holds at `width`.
     """
     for layer in cache.layers:
-        if isinstance(layer, DynamicLayer) and layer.is_initialized:
+        if _is_filled(layer):
             columns = _widened(layer, width)
-            if layer.keys is not None and layer.values is not None:  # as is_initialized says
-                layer.keys, layer.values = (
-                    change(layer.keys, columns),
-                    change(layer.values, columns),
-                )
+            layer.keys, layer.values = change(layer.keys, columns), change(layer.values, columns)
         if isinstance(layer, LinearAttentionLayer):
             for states in (layer.conv_states, layer.recurrent_states):
                 states.update(
@@ -427,6 +423,8 @@ is more.
 class GrowingLayer(DynamicLayer):  # type: ignore[no-untyped-call]  # its __init_subclass__
     """Full attention."""
 
+    keys: Any
+    values: Any
     _whole: tuple[torch.Tensor, torch.Tensor] | None = None
     shared: SharedKeys | None = None
     """What rows share before their own columns."""
@@ -438,7 +436,7 @@ class GrowingLayer(DynamicLayer):  # type: ignore[no-untyped-call]  # its __init
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        if not self.is_initialized or self.keys is None or self.values is None:
+        if not self.is_initialized:
             return super().update(key_states, value_states, *args, **kwargs)
         keys, values = self._whole or (self.keys, self.values)
         keys, self.keys = _behind(self.keys, keys, key_states)
@@ -452,8 +450,6 @@ class GrowingLayer(DynamicLayer):  # type: ignore[no-untyped-call]  # its __init
         """The keys and values with room for one more column, zeros wherever nothing is in sight,
         and the first column in sight.
         """
-        if self.keys is None or self.values is None:
-            raise ValueError("a layer that holds nothing has no room yet")
         columns = self.keys.shape[-2]
         first = (
             None
@@ -477,8 +473,6 @@ class GrowingLayer(DynamicLayer):  # type: ignore[no-untyped-call]  # its __init
 
     def grow(self) -> None:
         """Take the column behind those in sight, which has been written, into sight."""
-        if self.keys is None or self._whole is None:
-            raise ValueError("a layer without room cannot grow")
         first = int(self.keys.storage_offset()) // self.keys.shape[-1]
         self._see(first, first + self.keys.shape[-2] + 1)
 
@@ -492,6 +486,8 @@ class GrowingSlidingWindowLayer(DynamicSlidingWindowLayer):  # type: ignore[no-u
     its own.
     """
 
+    keys: Any
+    values: Any
     _whole: tuple[torch.Tensor, torch.Tensor] | None = None
     shared: SharedKeys | None = None
     """What rows share before their own columns."""
@@ -499,7 +495,7 @@ class GrowingSlidingWindowLayer(DynamicSlidingWindowLayer):  # type: ignore[no-u
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        if not self.is_initialized or self.keys is None or self.values is None or self.record_past:
+        if not self.is_initialized or self.record_past:
             return super().update(key_states, value_states, *args, **kwargs)
         self.cumulative_length += key_states.shape[-2]
         buffers = self._whole or (self.keys, self.values)

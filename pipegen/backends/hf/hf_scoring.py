@@ -46,7 +46,6 @@ from pipegen.backends.hf.row_adapters import adapters_together, use_adapters
 from pipegen.backends.hf.running_batch import RunningBatch, batch_inputs
 from pipegen.backends.hf.scheduler import ModelTraits
 from pipegen.backends.hf.scored_rows import (
-    CachedRows,
     Context,
     Tail,
     columns_of,
@@ -285,15 +284,15 @@ class Scoring:
             for tail in [tail for context in contexts for tail in context.tails]:
                 self._by_itself(tail)
             return
-        cached, logits = prefilled
+        batch, logits = prefilled
         for index, context in enumerate(contexts):
             note(logits[index : index + 1], [(tail, 0) for tail in context.tails])
         del logits, prefilled
-        self._score_tails(cached, contexts)
+        self._score_tails(batch, contexts)
 
     def _prefilled(
         self, contexts: list[Context], prefix: int
-    ) -> tuple[CachedRows, torch.Tensor] | None:
+    ) -> tuple[RunningBatch, torch.Tensor] | None:
         """The contexts in a cache, with the logits after their last tokens; None where the model's
         rows have to be read by themselves.
         """
@@ -315,9 +314,9 @@ class Scoring:
             {index: len(context.tails) for index, context in enumerate(contexts)},
         )
         batch.stay_in_window(max(len(tail.ids) for context in contexts for tail in context.tails))
-        return CachedRows.of(batch, logits.device), logits
+        return batch, logits
 
-    def _score_tails(self, cached: CachedRows, contexts: Sequence[Context]) -> None:
+    def _score_tails(self, batch: RunningBatch, contexts: Sequence[Context]) -> None:
         """Read the tails behind their contexts, those of about one length together: a pass has
         little more padding than another pass would cost.
         """
@@ -330,30 +329,29 @@ class Scoring:
         ]
         left.sort(key=lambda pair: -len(pair[1].ids))
         while left:
-            width = cached.width + len(left[0][1].ids)
+            width = batch.width + len(left[0][1].ids)
             size = (
                 self._size
                 if self._max_tokens is None
-                else max(
-                    1, min(self._size, (self._max_tokens - cached.rows * cached.width) // width)
-                )
+                else max(1, min(self._size, (self._max_tokens - len(batch) * batch.width) // width))
             )
             padding = accumulate(len(left[0][1].ids) - len(tail.ids) for _, tail in left[:size])
             size = sum(1 for _ in takewhile(lambda columns: columns <= most, padding))
             chosen, left = left[:size], left[size:]
             sources = [index for index, _ in chosen]
-            if left or sources != [*range(cached.rows)]:
-                self._score_rows(cached.copies(sources), [tail for _, tail in chosen])
-            else:
-                self._score_rows(cached, [tail for _, tail in chosen])  # its last use
+            last = not left and sources == [*range(len(batch))]
+            rows = batch if last else batch.copies(sources)
+            self._score_rows(rows, [tail for _, tail in chosen])
 
-    def _score_rows(self, cached: CachedRows, tails: list[Tail]) -> None:
-        """Read tails, each behind its row of the cache, a piece at a time."""
+    def _score_rows(self, batch: RunningBatch, tails: list[Tail]) -> None:
+        """Read tails, each behind its row of the batch, a piece at a time."""
         done = 0
         while tails:
             columns = max(1, LOGITS // (4 * self._vocabulary * len(tails)))
             pieces = [tail.ids[done : min(done + columns, len(tail.ids) - 1)] for tail in tails]
-            logits = self._extend(cached, pieces, tails)
+            with self._weights.lock, torch.no_grad():
+                use_adapters(self._model, (tail.adapter for tail in tails))
+                logits = batch.read(self._model, pieces, self._checkpoint.pad_token_id)
             for index, (tail, piece) in enumerate(zip(tails, pieces, strict=True)):
                 note(logits[index, : len(piece)], [(tail, done + 1)])
             del logits
@@ -362,24 +360,7 @@ class Scoring:
             if len(going) < len(tails):
                 tails = [tails[index] for index in going]
                 if going:
-                    cached = cached.copies(going)
-
-    def _extend(
-        self, cached: CachedRows, tokens: Sequence[tuple[int, ...]], tails: Sequence[Tail]
-    ) -> torch.Tensor:
-        """One pass over new tokens of every row, padded on the right: the logits of all new
-        columns.
-        """
-        with self._weights.lock, torch.no_grad():
-            inputs = cached.append(tokens, self._checkpoint.pad_token_id)
-            use_adapters(self._model, (tail.adapter for tail in tails))
-            if self._keeps:
-                inputs["logits_to_keep"] = 0
-            logits: torch.Tensor = self._model(
-                **self._model.prepare_inputs_for_generation(**inputs), return_dict=True
-            ).logits
-            caches.check_read(cached.cache)
-            return logits
+                    batch.keep(going)
 
     def _by_itself(self, tail: Tail) -> None:
         """Score a row in passes over all of it, without a cache: one pass for as many logits as may

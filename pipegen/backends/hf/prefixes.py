@@ -378,7 +378,7 @@ class Prefixes:
             and self._held < math.inf
             and isinstance(batch, RunningBatch)
             and attention.reads_shared(model)
-            and caches.holds_all(batch.cache, 0)
+            and caches.holds_columns(batch.cache)
             and batch.positions_of(0) is not None
         ):
             batch.fork(copies, self._held)
@@ -441,7 +441,7 @@ class Prefixes:
         """Let a sequence that is in a row of the batch stay, where the model's cache takes that."""
         # others place tokens by their columns, which change
         by_mask = getattr(model, "_supports_attention_backend", False)
-        if not (by_mask and isinstance(batch, RunningBatch) and caches.holds_all(batch.cache, 0)):
+        if not (by_mask and isinstance(batch, RunningBatch) and caches.holds_columns(batch.cache)):
             self._off = _STATES
             return
         positions = batch.positions_of(index)

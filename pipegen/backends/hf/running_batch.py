@@ -244,12 +244,25 @@ class RunningBatch:
         """Whether tokens of the one row can be read and cut off again."""
         return len(self) == 1 and self._positions is not None and caches.sees_all(self.cache)
 
-    def read(self, model: Any, ids: Sequence[int]) -> torch.Tensor:
-        """Add tokens to the one row, and give the logits behind each of them, shape (tokens,
-        vocabulary), in float32.
+    def read(self, model: Any, ids: Sequence[Sequence[int]], pad: int = 0) -> torch.Tensor:
+        """Add tokens to each row, padded on the right, and give the logits behind each of them, shape
+        (rows, tokens, vocabulary). A row that was padded takes no more.
         """
-        self.stay_in_window(len(ids))
-        tokens = torch.tensor([ids], device=model.device)
+        count = max(map(len, ids))
+        self.stay_in_window(count)
+        pads, width = self._own_pads(), self.width
+        tokens = torch.tensor(
+            [(*row, *(pad,) * (count - len(row))) for row in ids], device=model.device
+        )
+        mask = None
+        if any(pads) or min(map(len, ids)) < count:
+            mask = torch.tensor(
+                [
+                    [0] * left + [1] * (width - left + len(row)) + [0] * (count - len(row))
+                    for left, row in zip(pads, ids, strict=True)
+                ],
+                device=model.device,
+            )
         # 0 keeps all
         inputs = (
             {**self._shared, "logits_to_keep": 0}
@@ -257,23 +270,23 @@ class RunningBatch:
             else self._shared
         )
         if self._positions is not None:
-            inputs = {
-                **inputs,
-                "position_ids": self._positions + torch.arange(len(ids), device=model.device),
-            }
+            # padding has the last token's: the model may have none beyond it
+            last = torch.tensor([[len(row) - 1] for row in ids], device=model.device)
+            steps = torch.arange(count, device=model.device).minimum(last)
+            inputs = {**inputs, "position_ids": self._positions + steps}
         arguments = {
-            "next_sequence_length": len(ids),
+            "next_sequence_length": count,
             self.cache_name: self.cache,
-            "attention_mask": None,
+            "attention_mask": mask,
             "is_first_iteration": False,
         }
         outputs = model(
             **model.prepare_inputs_for_generation(tokens, **arguments, **inputs), return_dict=True
         )
         caches.check_read(self.cache)
-        self._grow(len(ids))
-        logits: torch.Tensor = outputs.logits[0]
-        return logits.to(dtype=torch.float32, device=tokens.device)
+        self._grow(count)
+        logits: torch.Tensor = outputs.logits
+        return logits
 
     def cut(self, count: int) -> None:
         """Take the last tokens of the one row off again."""
@@ -354,11 +367,6 @@ class RunningBatch:
     def positions_of(self, row: int) -> torch.Tensor | None:
         """The positions of a row's coming column."""
         return None if self._positions is None else self._positions[..., row : row + 1, :].clone()
-
-    @property
-    def next_inputs(self) -> tuple[torch.Tensor | None, dict[str, Any]]:
-        """The positions of each row's coming column, and the model's other inputs."""
-        return self._positions, dict(self._shared)
 
     def copies(self, rows: Sequence[int]) -> RunningBatch:
         """A new batch with copies of these rows; a row may be named more than once."""

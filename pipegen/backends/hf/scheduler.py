@@ -168,11 +168,17 @@ class Schedule:
         self._prefixes, self._most = prefixes, self._size
         self._sharing = 0 if traits.alone else sharing
         self._mixes = adapters_together(model)
-        # of conversations the one that has had fewer turns, so that none is left to end alone
+        # those that were under way; then of conversations the one that has had fewer turns, so that
+        # none is left to end alone
         self._waiting = Waiting[HFRow](
             size,
             overdue=16 * size,
-            key=lambda row: (self._adapter_of(row), prefixes.turns(row), row.order),
+            key=lambda row: (
+                self._adapter_of(row),
+                not row.token_ids,
+                prefixes.turns(row),
+                row.order,
+            ),
             source=lambda row: row.source,
         )
         self._prefilled: _PrefilledRows | None = None
@@ -462,7 +468,8 @@ class Schedule:
         """One pass over the row's last token and a guess: the row gets a token more than the guess
         has right ones, or fewer where it ends before.
         """
-        count, logits = 0, batch.read(self._model, [*self._tokens[0].tolist(), *guess])
+        read = batch.read(self._model, [[*self._tokens[0].tolist(), *guess]])
+        count, logits = 0, read[0].to(self._tokens.device, torch.float32)
         for index, guessed in enumerate((*guess, None)):
             self._tokens, count = self._accept([row], sampler, logits[index : index + 1]), index + 1
             if row.done or row.token_ids[-1] != guessed:
@@ -519,7 +526,9 @@ class Schedule:
         }
         if crossing and isinstance(self._batch, StaticBatch):
             crossing = {index for index, row in enumerate(self._running) if not row.done}
-        self._waiting.add_first([self._running[index] for index in sorted(crossing)])
+        if crossing:
+            self.add([self._running[index] for index in sorted(crossing)])
+            self._waiting.put_in_order()
         return crossing
 
     def requeue(self) -> None:

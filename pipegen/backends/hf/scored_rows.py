@@ -1,25 +1,20 @@
-"""What a call that scores is made of: rows, the contexts that they share, and the rows of a cache
-that they are read behind.
-"""
+"""What a call that scores is made of: rows, and the contexts that they share."""
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 
-from pipegen.backends.hf import cache as caches
 from pipegen.backends.hf.hf_rows import images_of
 from pipegen.backends.hf.prefix_tree import common
 from pipegen.backends.hf.prefixes import LEAST
-from pipegen.backends.hf.running_batch import RunningBatch
 from pipegen.records.fields import unchecked_replace
 from pipegen.records.results import Encoded
 from pipegen.records.scores import ScoreInput, TokenScores, likely
 
-__all__ = ["CachedRows", "Context", "Tail", "columns_of", "common_prefixes", "fed", "note"]
+__all__ = ["Context", "Tail", "columns_of", "common_prefixes", "fed", "note"]
 
 
 @dataclass(slots=True, eq=False)
@@ -117,80 +112,6 @@ def note(logits: torch.Tensor, tails: Iterable[tuple[Tail, int]]) -> None:
             tops, ids = values[:count].topk(min(tail.asked.top, values.shape[-1]))
             pairs = zip(ids.tolist(), (tops - sums[:count, None]).tolist(), strict=True)
             tail.top += [likely(zip(*pair, strict=True)) for pair in pairs]
-
-
-class CachedRows:
-    """Rows of a cache that are read on, any number of tokens at a time.
-
-    `present` says which columns hold a token of each row: others are padding. `positions` are those
-    of each row's next token.
-    """
-
-    def __init__(
-        self,
-        cache: Any,
-        cache_name: str,
-        present: torch.Tensor,
-        positions: torch.Tensor | None,
-        shared: dict[str, Any],
-    ) -> None:
-        self.cache, self.cache_name = cache, cache_name
-        self.present, self.positions, self.shared = present, positions, shared
-
-    @staticmethod
-    def of(batch: RunningBatch, device: torch.device) -> CachedRows:
-        """The rows of a batch whose prompts were read."""
-        width = batch.width
-        pads = torch.tensor([[width - length] for length in batch.own_lengths], device=device)
-        positions, shared = batch.next_inputs
-        return CachedRows(
-            batch.cache,
-            batch.cache_name,
-            torch.arange(width, device=device) >= pads,
-            positions,
-            shared,
-        )
-
-    @property
-    def rows(self) -> int:
-        return len(self.present)
-
-    @property
-    def width(self) -> int:
-        return int(self.present.shape[1])
-
-    def copies(self, rows: Sequence[int]) -> CachedRows:
-        """Copies of these rows, in this order; a row may be named more than once."""
-        index = torch.tensor(rows, device=self.present.device)
-        positions = (
-            None
-            if self.positions is None
-            else self.positions.index_select(-2, index.to(self.positions.device))
-        )
-        return CachedRows(
-            caches.selected(self.cache, rows, self.width),
-            self.cache_name,
-            self.present[index],
-            positions,
-            self.shared,
-        )
-
-    def append(self, tokens: Sequence[tuple[int, ...]], pad: int) -> dict[str, Any]:
-        """What the model takes to read these tokens behind each row, padded on the right to one
-        length; the rows are then those that it will have read.
-        """
-        count, device = max(map(len, tokens)), self.present.device
-        ids = torch.tensor([(*row, *(pad,) * (count - len(row))) for row in tokens], device=device)
-        lengths = torch.tensor([[len(row)] for row in tokens], device=device)
-        places = torch.arange(count, device=device)
-        self.present = torch.cat([self.present, places < lengths], dim=1)
-        inputs = {**self.shared, self.cache_name: self.cache, "next_sequence_length": count}
-        if self.positions is not None:
-            own_places = places.minimum((lengths - 1).clamp(min=0)).to(self.positions.device)
-            inputs["position_ids"] = self.positions + own_places
-            self.positions = self.positions + lengths.to(self.positions.device)
-        mask = None if bool(self.present.all()) else self.present.long()
-        return {"input_ids": ids, "attention_mask": mask, **inputs}
 
 
 def common_prefixes(contexts: Iterable[Context]) -> list[tuple[int, list[Context]]]:

@@ -5,7 +5,6 @@ loop that a caller runs.
 from __future__ import annotations
 
 import asyncio
-import concurrent.futures
 import os
 import threading
 import weakref
@@ -15,34 +14,6 @@ from typing import Generic, TypeVar
 __all__ = ["LoopThread", "PerLoop"]
 
 T = TypeVar("T")
-
-
-class _Work(Generic[T]):
-    """A coroutine that runs on the loop of another thread."""
-
-    def __init__(self, loop: asyncio.AbstractEventLoop, work: Coroutine[object, object, T]) -> None:
-        self.done: concurrent.futures.Future[T] = concurrent.futures.Future()
-        self._loop = loop
-        self._task: asyncio.Task[T] | None = None
-        loop.call_soon_threadsafe(self._start, work)
-
-    def _start(self, work: Coroutine[object, object, T]) -> None:
-        task = self._task = self._loop.create_task(work)
-        task.add_done_callback(self._finished)
-
-    def _finished(self, task: asyncio.Task[T]) -> None:
-        error = asyncio.CancelledError() if task.cancelled() else task.exception()
-        if error is not None:
-            self.done.set_exception(error)
-        else:
-            self.done.set_result(task.result())
-
-    def cancel(self) -> None:
-        """Cancel it where it still runs, and wait until it has ended."""
-        if self.done.done():
-            return
-        self._loop.call_soon_threadsafe(lambda: self._task and self._task.cancel())
-        concurrent.futures.wait([self.done])
 
 
 class LoopThread:
@@ -82,14 +53,12 @@ class LoopThread:
             return self._loop
 
     def run(self, work: Coroutine[object, object, T]) -> T:
-        """Await it on that loop; where the caller is interrupted, it is cancelled, and has ended
-        before the interruption goes on.
-        """
-        started = _Work(self.running(), work)
+        """Await it on that loop; where the caller is interrupted, it is cancelled."""
+        awaited = asyncio.run_coroutine_threadsafe(work, self.running())
         try:
-            return started.done.result()
+            return awaited.result()
         finally:
-            started.cancel()
+            awaited.cancel()
 
     def close(self) -> None:
         """End the loop and its thread; it starts again when it is needed again."""

@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 from pipegen.backends.http.access import Access
 from pipegen.backends.http.last_call import LastCallCache
@@ -23,7 +23,7 @@ from pipegen.core.errors import BackendFailed, CallFailed
 from pipegen.core.slots import Slot, is_ok
 from pipegen.engines.capabilities import Capabilities
 from pipegen.engines.model import Model
-from pipegen.engines.plugin import Plugin
+from pipegen.engines.plugin import Pluggable
 from pipegen.engines.protocol import PromptWork, RowDone
 from pipegen.engines.session import answers
 from pipegen.engines.settings import ServerSettings, that_change_answers
@@ -38,7 +38,7 @@ A = TypeVar("A")
 R = TypeVar("R")
 
 
-class HttpEngine(ABC, Generic[A, R]):
+class HttpEngine(Pluggable, ABC, Generic[A, R]):
     """An engine that is a server: asked with A, it answers with R.
 
     `model` is the name by which the server is asked for it, unless the settings or the server
@@ -53,7 +53,6 @@ class HttpEngine(ABC, Generic[A, R]):
     def __init__(self, wire: Wire, access: Access, settings: ServerSettings, model: str) -> None:
         self.name, self.wire = wire.name, wire
         self.sender = Sender(wire, access, settings, model)
-        self.plugins: tuple[Plugin, ...] = ()
         self.loop = LoopThread()
         self.limit_of = LastCallCache(self._limit_by)
         self.capable = LastCallCache(self.capabilities_by)
@@ -128,12 +127,6 @@ class HttpEngine(ABC, Generic[A, R]):
     @abstractmethod
     async def followed(self, position: int, asked: A, call: RowCall, tell: Any) -> Slot[R]:
         """One row by its stream; `tell` is called with each event of the row at this position."""
-
-    def with_plugin(self, plugin: Plugin) -> Self:
-        """The same engine (with the same connections) with a plugin attached."""
-        engine = copy.copy(self)
-        engine.plugins = (*self.plugins, plugin)
-        return engine
 
     @property
     def capabilities(self) -> Capabilities:

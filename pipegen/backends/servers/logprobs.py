@@ -18,9 +18,10 @@ from typing import Any
 from returns.result import Success
 
 from pipegen.backends.servers.reading import malformed
-from pipegen.backends.servers.wire import ServerRequest
+from pipegen.backends.servers.wire import Scores, ServerRequest
 from pipegen.core.slots import Slot, all_of
 from pipegen.records.results import TokenLogprob, margin_of
+from pipegen.records.scores import ScoreInput, TokenScores
 
 __all__ = [
     "MARGIN",
@@ -29,8 +30,10 @@ __all__ = [
     "entries_of_meta",
     "logprob",
     "logprobs_of",
+    "scores_in",
     "scores_of_meta",
     "scores_of_tables",
+    "token_scores",
 ]
 
 MARGIN = 2
@@ -258,10 +261,7 @@ def logprob(
     )
 
 
-Scores = tuple[tuple[float, tuple[int, float], tuple[tuple[int, float], ...]], ...]
-
-
-def scores_of_tables(tables: object, ask: ServerRequest) -> Slot[Scores | None]:
+def scores_of_tables(tables: object, ask: ServerRequest) -> Slot[Scores]:
     """The scores of a prompt's last tokens from vLLM's `prompt_logprobs`: for each token of the
     prompt a table of ids, or null for the first.
 
@@ -287,10 +287,10 @@ def scores_of_tables(tables: object, ask: ServerRequest) -> Slot[Scores | None]:
         pairs.append(
             (values.get(str(token)), [(_decimal(key), value) for key, value in values.items()])
         )
-    return _scores(pairs, ask)
+    return scores_in(pairs, ask.token_ids[-ask.scored :], ask.scored_top)
 
 
-def scores_of_meta(meta: Mapping[str, object], ask: ServerRequest) -> Slot[Scores | None]:
+def scores_of_meta(meta: Mapping[str, object], ask: ServerRequest) -> Slot[Scores]:
     """The same from SGLang's `meta_info`, which begins with the token before them: rows of
     [logprob, id, text].
 
@@ -313,16 +313,17 @@ def scores_of_meta(meta: Mapping[str, object], ask: ServerRequest) -> Slot[Score
         )
         for token, (row, candidates) in zip(ask.token_ids[-ask.scored :], entries[1:], strict=True)
     ]
-    return _scores(pairs, ask)
+    return scores_in(pairs, ask.token_ids[-ask.scored :], ask.scored_top)
 
 
-def _scores(pairs: Sequence[tuple[Any, list[Pair]]], ask: ServerRequest) -> Slot[Scores | None]:
-    """Each token's own log probability, the likeliest token there with its own, and as many of them
-    as were asked for; what stands for minus infinity is that.
+def scores_in(
+    pairs: Sequence[tuple[Any, list[Pair]]], token_ids: Sequence[int], top: int
+) -> Slot[Scores]:
+    """Each of these tokens' own log probability, the likeliest token there with its own, and so many
+    of the likeliest; what stands for minus infinity is that.
     """
     scores: list[tuple[float, tuple[int, float], tuple[tuple[int, float], ...]]] = []
-    for place, (token_value, candidates) in enumerate(pairs):
-        token = ask.token_ids[len(ask.token_ids) - ask.scored + place]
+    for place, (token, (token_value, candidates)) in enumerate(zip(token_ids, pairs, strict=True)):
         numbers = all(
             type(value) in (int, float) and value <= sys.float_info.max
             for value in (token_value, *(value for _, value in candidates))
@@ -342,6 +343,16 @@ def _scores(pairs: Sequence[tuple[Any, list[Pair]]], ask: ServerRequest) -> Slot
             float(value) if value > SENTINEL else -math.inf for value in (token_value, best[1])
         )
         named = [pair for pair in candidates if pair[1] > SENTINEL]
-        top = sorted(named, key=lambda pair: -pair[1])[: ask.scored_top]
-        scores.append((logprob, (best[0], highest), tuple([(one, float(at)) for one, at in top])))
+        likeliest = sorted(named, key=lambda pair: -pair[1])[:top]
+        scores.append(
+            (logprob, (best[0], highest), tuple([(one, float(at)) for one, at in likeliest]))
+        )
     return Success(tuple(scores))
+
+
+def token_scores(row: ScoreInput, scores: Scores) -> TokenScores:
+    """What was found of the tokens of a row, as its answer."""
+    logprobs, likeliest, tops = zip(*scores, strict=True)
+    return TokenScores(
+        continued=row, logprobs=logprobs, likeliest=likeliest, top=tops if row.top else ()
+    )

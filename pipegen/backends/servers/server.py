@@ -25,6 +25,7 @@ from pipegen.backends.http.transport import AttemptFailed, RowCall
 from pipegen.backends.servers.finishes import ended_wrong
 from pipegen.backends.servers.http_engine import HttpEngine, WholeRow
 from pipegen.backends.servers.image_urls import places
+from pipegen.backends.servers.logprobs import token_scores
 from pipegen.backends.servers.reading import refused_ids
 from pipegen.backends.servers.wire import Completion, Facts, ServerRequest, Wire, skips_special
 from pipegen.core.errors import GenerationError, MalformedResponse, UnsupportedOption
@@ -443,15 +444,7 @@ class _Scored(_Whole):
             return Failure(
                 wrong or MalformedResponse(f"{engine.name} gives no log probabilities of a prompt")
             )
-        logprobs, likeliest, tops = zip(*completion.scores, strict=True)
-        return Success(
-            TokenScores(
-                continued=self.continued,
-                logprobs=logprobs,
-                likeliest=likeliest,
-                top=tops if self.continued.top else (),
-            )
-        )
+        return Success(token_scores(self.continued, completion.scores))
 
 
 @functools.lru_cache(maxsize=4096)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 from pipegen.core.errors import GenerationError, UnsupportedOption
 from pipegen.core.slots import Slot
@@ -32,6 +32,12 @@ __all__ = [
     "WireRequest",
     "skips_special",
 ]
+
+
+Scores: TypeAlias = tuple[tuple[float, tuple[int, float], tuple[tuple[int, float], ...]], ...]
+"""Of each scored token its log probability, the likeliest token there with its own, and as many of
+the likeliest as were asked for.
+"""
 
 
 class ServerRequest(NamedTuple):
@@ -135,9 +141,8 @@ class Completion:
     usage: Mapping[str, int] = NOTHING
     features: Any = None
     """What the server made of the images, where that was all that it was asked."""
-    scores: tuple[tuple[float, tuple[int, float], tuple[tuple[int, float], ...]], ...] | None = None
-    """Of each scored token its log probability, the likeliest token there with its own, and as many
-    of the likeliest as were asked for."""
+    scores: Scores | None = None
+    """Those of the tokens that were to be scored."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
-from returns.result import Failure, Success
+from returns.result import Failure
 
 from pipegen.backends.checkpoint.load_errors import engine_failed
 from pipegen.backends.checkpoint.video_processors import as_array, metadata_of_video
 from pipegen.backends.engine_rows import RowState, other_prompt
 from pipegen.backends.grammar import form_of, has_form
+from pipegen.backends.servers.logprobs import Pair, scores_in, token_scores
+from pipegen.backends.servers.reading import malformed
 from pipegen.backends.vllm.vllm_sampling import MOST_LOGPROBS, logprob_of
 from pipegen.core.errors import MalformedResponse, UnsupportedOption
 from pipegen.core.slots import Slot, is_ok
@@ -20,7 +23,7 @@ from pipegen.engines.protocol import TokensMade
 from pipegen.engines.tokenizer import Tokenizer
 from pipegen.media.image import as_pil
 from pipegen.records.results import Encoded, Finish, Prompt, Raw
-from pipegen.records.scores import ScoreInput, TokenScores, likely
+from pipegen.records.scores import ScoreInput, TokenScores
 
 __all__ = ["VLLMRow", "differs", "scores_of", "vllm_prompt"]
 
@@ -199,39 +202,12 @@ def scores_of(
     engine: by its rank alone, vLLM would have neither of two equal tokens be the first. vLLM reads
     the contexts of such requests again, whatever its prefix cache holds.
     """
-    all_ids, ids = row.token_ids, row.continuation
-    if tables is None or len(tables) != len(all_ids):
+    ids = row.token_ids
+    if tables is None or len(tables) != len(ids):
         seen = "no" if tables is None else len(tables)
-        return Failure(
-            MalformedResponse(
-                f"vLLM gave {seen} log probabilities of a prompt of {len(all_ids)} tokens"
-            )
-        )
-    logprobs: list[float] = []
-    likeliest: list[tuple[int, float]] = []
-    tops: list[tuple[tuple[int, float], ...]] = []
-    for index, token in enumerate(ids):
-        table = tables[len(all_ids) - len(ids) + index] or {}
-        if token not in table:
-            return Failure(
-                MalformedResponse(
-                    f"vLLM gave no log probability of token {index} of the continuation (id"
-                    f" {token})"
-                )
-            )
-        logprob = float(table[token].logprob)
-        logprobs.append(logprob)
-        best = max(table, key=lambda other: float(table[other].logprob))
-        likeliest.append(
-            (token, logprob)
-            if logprob >= float(table[best].logprob)
-            else (best, float(table[best].logprob))
-        )
-        if row.top:
-            values = [(int(other), float(entry.logprob)) for other, entry in table.items()]
-            tops.append(likely(sorted(values, key=lambda pair: -pair[1])[: row.top]))
-    return Success(
-        TokenScores(
-            continued=row, logprobs=tuple(logprobs), likeliest=tuple(likeliest), top=tuple(tops)
-        )
-    )
+        return malformed(f"vLLM gave {seen} log probabilities of a prompt of {len(ids)} tokens")
+    pairs: list[tuple[float | None, list[Pair]]] = []
+    for token, table in zip(row.continuation, tables[-len(row.continuation) :], strict=True):
+        values = {int(other): float(entry.logprob) for other, entry in (table or {}).items()}
+        pairs.append((values.get(token), [*values.items()]))
+    return scores_in(pairs, row.continuation, row.top).map(partial(token_scores, row))
