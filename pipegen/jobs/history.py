@@ -28,7 +28,7 @@ from pipegen.jobs.journal import (
     read_settings,
     write_settings,
 )
-from pipegen.jobs.row_keys import RULE, SHARED_MARK, in_keys, mark_of
+from pipegen.jobs.row_keys import RULE, SHARED_MARK, Settings, in_keys, mark_of
 from pipegen.records import strict_json
 from pipegen.records.options import GenerationOptions, flat_values, options_from, resolve
 
@@ -128,7 +128,7 @@ def note_run(
     *,
     rows: int = 0,
     earlier_of: Callable[[], Mapping[str, str]] = dict,
-) -> tuple[dict[str, Any], Mapping[str, Any] | None]:
+) -> tuple[dict[str, Any], Settings | None]:
     """Write the settings of a run to `job.json`, beside those of the runs before; give them, and
     what `job.json` held, None where there was none.
 
@@ -178,8 +178,8 @@ def note_run(
 
 
 def _in_folder(
-    settings: Mapping[str, Any],
-    last_settings: Mapping[str, Any] | None,
+    settings: Settings,
+    last_settings: Settings | None,
     earlier_of: Callable[[], Mapping[str, str]],
 ) -> dict[str, Any]:
     """The settings of a run by the rule of keys of its folder."""
@@ -208,7 +208,7 @@ def _in_folder(
     }
 
 
-def _read(folder: Path, settings: Mapping[str, Any], rows: int) -> Mapping[str, Any] | None:
+def _read(folder: Path, settings: Settings, rows: int) -> Settings | None:
     try:
         last_settings = read_settings(folder)
     except SettingsDamaged as damaged:
@@ -226,7 +226,7 @@ def _read(folder: Path, settings: Mapping[str, Any], rows: int) -> Mapping[str, 
     return last_settings
 
 
-def _has_earlier(settings: Mapping[str, Any]) -> bool:
+def _has_earlier(settings: Settings) -> bool:
     """Whether the folder may have rows of settings that `job.json` does not name, as those of a
     version of pipegen whose keys have no marks.
     """
@@ -234,9 +234,9 @@ def _has_earlier(settings: Mapping[str, Any]) -> bool:
 
 
 def _settled(
-    current_engines: Sequence[Mapping[str, Any]],
-    earlier_runs: Sequence[Sequence[Mapping[str, Any]]],
-) -> list[Mapping[str, Any]]:
+    current_engines: Sequence[Settings],
+    earlier_runs: Sequence[Sequence[Settings]],
+) -> list[Settings]:
     """The engines, with what is None in them as it was in the last run whose engines were the same
     but for that.
     """
@@ -244,7 +244,7 @@ def _settled(
         {name for name, value in engine.items() if value is None} for engine in current_engines
     ]
 
-    def without_unknown(engines: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    def without_unknown(engines: Sequence[Settings]) -> list[dict[str, Any]]:
         return [
             {name: value for name, value in engine.items() if name not in names}
             for engine, names in zip(engines, unknown, strict=True)
@@ -259,7 +259,7 @@ def _settled(
     return list(next(matching_runs, current_engines)) if any(unknown) else list(current_engines)
 
 
-def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+def changes(before: Settings, now: Settings) -> list[str]:
     """What makes the keys of a run others than those of an earlier one, in words. Values are
     resolved: to write a default out is no change.
 
@@ -300,10 +300,10 @@ def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
 
 
 def _differences(
-    earlier: Mapping[str, Any], current: Mapping[str, Any], *, options: bool = True
+    earlier: Settings, current: Settings, *, options: bool = True
 ) -> Iterator[tuple[str, str, str]]:
     """The names and the two values of what differs."""
-    both: list[tuple[str, Mapping[str, Any], Mapping[str, Any]]] = []
+    both: list[tuple[str, Settings, Settings]] = []
     for number, (was, new) in enumerate(
         zip_longest(earlier.get("engines", current["engines"]), current["engines"]), 1
     ):
@@ -323,9 +323,7 @@ def _differences(
         yield from _unlike(words, first, second)
 
 
-def _unlike(
-    words: str, first: Mapping[str, Any], second: Mapping[str, Any]
-) -> Iterator[tuple[str, str, str]]:
+def _unlike(words: str, first: Settings, second: Settings) -> Iterator[tuple[str, str, str]]:
     """What differs of two mappings, whose names these words precede; in mappings within them, by
     the names there.
     """
@@ -343,7 +341,7 @@ def _shown(value: Any) -> str:
     return _UNSET if value is _UNSET else f"{value!r:.60}"
 
 
-def _resolved(values: Mapping[str, Any]) -> dict[str, Any]:
+def _resolved(values: Settings) -> dict[str, Any]:
     """Every option with the value that it has where a request says nothing."""
     parsed = attempt(lambda: options_from(values))
     options = parsed.unwrap() if is_ok(parsed) else GenerationOptions()
@@ -353,9 +351,7 @@ def _resolved(values: Mapping[str, Any]) -> dict[str, Any]:
     return {**plain, "use_generation_config": bool(options.use_generation_config), **unread_values}
 
 
-def made_before(
-    finished: Finished, before: Mapping[str, Any] | None, now: Mapping[str, Any]
-) -> Made:
+def made_before(finished: Finished, before: Settings | None, now: Settings) -> Made:
     """With which settings the finished rows of a job were made. `before` is what `job.json` held
     before this run.
     """
@@ -393,7 +389,7 @@ def made_before(
     return Made(alike, tuple(other_settings))
 
 
-def _words(earlier: Mapping[str, Any], current: Mapping[str, Any], *, options: bool = True) -> str:
+def _words(earlier: Settings, current: Settings, *, options: bool = True) -> str:
     differences = _differences(earlier, current, options=options)
     return ", ".join(
         "another model"

@@ -49,6 +49,7 @@ __all__ = [
     "MARK",
     "RULE",
     "SHARED_MARK",
+    "Settings",
     "Counts",
     "Keys",
     "call_key",
@@ -66,6 +67,8 @@ SHARED_MARK, MARK = 5, 12
 """Digits at the end of a key: the first of them for the shared settings, all of them for these and
 the row's resolved options.
 """
+Settings: TypeAlias = Mapping[str, Any]
+"""The settings of a run, or of one engine of it, as plain data: see `pipegen.jobs.history`."""
 RULE = 2
 """The rule of keys in folders that this version begins. In those without one each spelling counts."""
 Reading: TypeAlias = Literal["as written", "numbers", "bare"]
@@ -74,7 +77,7 @@ about it.
 """
 
 
-def mark_of(settings: Mapping[str, Any]) -> str:
+def mark_of(settings: Settings) -> str:
     """The end of the keys of the rows that were made with these settings, and with no options of
     their own.
     """
@@ -84,7 +87,7 @@ def mark_of(settings: Mapping[str, Any]) -> str:
     return _mark(_shared(settings), SHARED_MARK) + mark
 
 
-def in_keys(engine: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
+def in_keys(engine: Mapping[str, Any], settings: Settings) -> dict[str, Any]:
     """What an engine's answers depend on, as the keys of a run have it.
 
     >>> engine = {"base_url": "http://localhost:8000", "extra_body": {"top_a": 1.0}}
@@ -115,7 +118,7 @@ def _shortest(value: Any) -> Any:
     return [_shortest(inner) for inner in value] if isinstance(value, (list, tuple)) else value
 
 
-def _reading(settings: Mapping[str, Any]) -> Reading:
+def _reading(settings: Settings) -> Reading:
     """A chat server may show its model the words of a schema, so they count there."""
     if settings.get("keys", 1) < RULE:
         return "as written"
@@ -123,7 +126,7 @@ def _reading(settings: Mapping[str, Any]) -> Reading:
     return "numbers" if chat else "bare"
 
 
-def _shared(settings: Mapping[str, Any]) -> bytes:
+def _shared(settings: Settings) -> bytes:
     names = _SHARED if "engines" in settings else ("model", *_SHARED[1:])
     return json.dumps([settings[name] for name in names], sort_keys=True).encode()
 
@@ -134,9 +137,7 @@ def _mark(data: bytes, digits: int) -> str:
     return blake2b(data, digest_size=8).hexdigest()[:digits]
 
 
-def context_of(
-    settings: Mapping[str, Any], policy: RequestPolicy | None, reading: str = ""
-) -> list[Any]:
+def context_of(settings: Settings, policy: RequestPolicy | None, reading: str = "") -> list[Any]:
     """What the keys of a run's requests depend on, besides the requests: the settings, what
     requests may ask for, and how they are read.
     """
@@ -156,7 +157,7 @@ class Keys:
     ones are counted.
     """
 
-    def __init__(self, settings: Mapping[str, Any]) -> None:
+    def __init__(self, settings: Settings) -> None:
         from hashlib import blake2b  # importing pipegen loads no hashlib
 
         self._blake2b = blake2b
@@ -238,7 +239,7 @@ def _contents(request: GenerationRequest) -> Iterator[bytes]:
 
 
 def call_key(
-    row: str, number: Any, engine: str, asked: Any, settings: Mapping[str, Any] = immutabledict()
+    row: str, number: Any, engine: str, asked: Any, settings: Settings = immutabledict()
 ) -> str:
     """The key of one input of a row's call: the row's key, the number of the call, what the
     engine's answers depend on, and what is asked of it in a run of these settings.

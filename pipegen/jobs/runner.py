@@ -31,7 +31,7 @@ from pipegen.drivers.drive import Drive
 from pipegen.drivers.mapping import flow_of
 from pipegen.jobs.history import Made, changes, earlier_models, made_before, note_run, settings_of
 from pipegen.jobs.in_flight import InFlight, is_of_rows_in_flight, remove_left
-from pipegen.jobs.job_rows import Row, Unread, missing_rows, retry_of, rows_of
+from pipegen.jobs.job_rows import Requests, Row, missing_rows, retry_of, rows_of
 from pipegen.jobs.journal import (
     SETTINGS,
     Journal,
@@ -313,7 +313,7 @@ def _is_sequence(requests: Any) -> bool:
 
 def start_job(
     route: Pipe[GenerationRequest, Answer],
-    requests: Iterable[tuple[K, Request | Unread]],
+    requests: Requests[K],
     folder: str | os.PathLike[str],
     options: Options | None = None,
     *,
@@ -325,7 +325,7 @@ def start_job(
     restart: bool = False,
     grace: float = GRACE,
     refuse: Callable[[K], GenerationError | None] = lambda key: None,
-    again: Callable[[], Iterable[tuple[K, Request | Unread]]] | None = None,
+    again: Callable[[], Requests[K]] | None = None,
     reading: str = "",
     stamp: str = "",
     as_written: bool = False,
