@@ -31,7 +31,7 @@ from pipegen.core.functional import without_none
 from pipegen.core.slots import Slot
 from pipegen.engines.settings import ModelLoadConfig
 from pipegen.io.results_in import slots_in
-from pipegen.io.tables import Columns, TableError
+from pipegen.io.tables import Columns
 from pipegen.records import strict_json
 from pipegen.records.engine_list import DIALECTS
 from pipegen.records.fields import InvalidField
@@ -165,10 +165,8 @@ def _requests(
 ) -> list[Item]:
     question = Question(flags.prompt, flags.system, overwrite=True)
     opened = open_source(flags.source, question, images, columns, stack)
-    try:
+    with reading(flags.source, "IN"):
         return [*itertools.islice(opened.items, flags.rows)]
-    except TableError as refusal:
-        refuse(str(refusal), "IN")
 
 
 def _of_file(flags: VerifyFlags) -> tuple[bool, dict[str, object], str]:
