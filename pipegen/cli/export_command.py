@@ -8,7 +8,6 @@ import contextlib
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
@@ -138,10 +137,7 @@ def _policies(command: Command) -> tuple[ImagePolicy, RequestPolicy]:
         allow_http=command.allow_http,
         allowed_hosts=tuple(command.allowed_hosts),
     )
-    # an earlier version of pipegen had more
-    field_names = {field.name for field in fields(RequestPolicy)}
-    values = {name: value for name, value in command.policy.items() if name in field_names}
-    return images, RequestPolicy(**values)
+    return images, RequestPolicy(**command.policy)
 
 
 def run_export(folder: Path, out: str | None, moved: str | None = None) -> int:

@@ -102,9 +102,7 @@ class Steps:
         """
         backend = wanted.backend
         if id(backend) not in self._engines:
-            depends = json.dumps(
-                in_keys(answers_depend_on(backend), self._settings), sort_keys=True
-            )
+            depends = json.dumps(in_keys(answers_depend_on(backend)), sort_keys=True)
             self._engines[id(backend)] = backend, depends
         at = [row.place, row.sample, len(row.answers)]
         depends = self._engines[id(backend)][1]

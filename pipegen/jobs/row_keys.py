@@ -11,8 +11,7 @@ answers. A key ends with its mark, by which `pipegen.jobs.history` tells with wh
 was made.
 
 Some spellings mean the same: a schema's titles and descriptions, `1` and `1.0`, `localhost` and
-`127.0.0.1`. Folders that this version begins take them as equal; `job.json` says so with `keys`. A
-folder of an earlier version keeps its rule, so its rows are reused.
+`127.0.0.1`. They are equal in keys.
 
 Some versions of transformers change messages before the chat template reads them. A key names the
 changes that bear on its request: the prompt is another one then. Requests without such messages have
@@ -60,9 +59,7 @@ __all__ = [
 ]
 
 _SHARED = ("engines", "pipeline", "plugins", "version")
-"""The settings that are part of every key. Earlier versions of pipegen had only the `model` of the
-engines.
-"""
+"""The settings that are part of every key."""
 SHARED_MARK, MARK = 5, 12
 """Digits at the end of a key: the first of them for the shared settings, all of them for these and
 the row's resolved options.
@@ -70,10 +67,10 @@ the row's resolved options.
 Settings: TypeAlias = Mapping[str, Any]
 """The settings of a run, or of one engine of it, as plain data: see `pipegen.jobs.history`."""
 RULE = 2
-"""The rule of keys in folders that this version begins. In those without one each spelling counts."""
-Reading: TypeAlias = Literal["as written", "numbers", "bare"]
-"""What of a schema counts: all, all but how numbers are written, or neither that nor what is said
-about it.
+"""The rule of keys, which `job.json` names: folders with another one are not read."""
+Reading: TypeAlias = Literal["numbers", "bare"]
+"""What of a schema counts: all but how numbers are written, or neither that nor what is said about
+it.
 """
 
 
@@ -87,19 +84,15 @@ def mark_of(settings: Settings) -> str:
     return _mark(_shared(settings), SHARED_MARK) + mark
 
 
-def in_keys(engine: Mapping[str, Any], settings: Settings) -> dict[str, Any]:
+def in_keys(engine: Settings) -> dict[str, Any]:
     """What an engine's answers depend on, as the keys of a run have it.
 
     >>> engine = {"base_url": "http://localhost:8000", "extra_body": {"top_a": 1.0}}
-    >>> in_keys(engine, {"keys": RULE})
+    >>> in_keys(engine)
     {'base_url': 'http://127.0.0.1:8000', 'extra_body': {'top_a': 1}}
     """
-    model, values = engine.get("model"), dict(engine)
+    values = dict(engine)
     values.pop("adapters", None)  # which are part of the keys of the rows that name them
-    if isinstance(model, str):
-        values["model"] = settings.get("weights", {}).get(model, model)
-    if settings.get("keys", 1) < RULE:
-        return values
     for name in ("base_url", "model"):
         if isinstance(values.get(name), str):
             values[name] = _LOCALHOST.sub("127.0.0.1", values[name])
@@ -119,16 +112,18 @@ def _shortest(value: Any) -> Any:
 
 
 def _reading(settings: Settings) -> Reading:
-    """A chat server may show its model the words of a schema, so they count there."""
-    if settings.get("keys", 1) < RULE:
-        return "as written"
-    chat = any("base_url" in engine and "model" not in engine for engine in settings["engines"])
+    """A chat server may show its model the words of a schema, so they count there, and where the
+    engines are not known.
+    """
+    engines = settings.get("engines")
+    if engines is None:
+        return "numbers"
+    chat = any("base_url" in engine and "model" not in engine for engine in engines)
     return "numbers" if chat else "bare"
 
 
 def _shared(settings: Settings) -> bytes:
-    names = _SHARED if "engines" in settings else ("model", *_SHARED[1:])
-    return json.dumps([settings[name] for name in names], sort_keys=True).encode()
+    return json.dumps([settings[name] for name in _SHARED], sort_keys=True).encode()
 
 
 def _mark(data: bytes, digits: int) -> str:
@@ -145,7 +140,7 @@ def context_of(settings: Settings, policy: RequestPolicy | None, reading: str = 
         {
             name: settings.get(name)
             for name in (*_SHARED, "options", "turns", "rewrites", "keys", "adapters")
-            if name in settings or name not in ("keys", "adapters")
+            if name in settings or name != "adapters"
         },
         repr(policy or RequestPolicy()),
         reading,
@@ -165,7 +160,7 @@ class Keys:
         self._turns = str(settings.get("turns", "")).encode()
         self._rewrites: Sequence[str] = settings.get("rewrites", ())
         self._adapters: Mapping[str, str] = settings.get("adapters", {})
-        self._mark = _mark(self._shared, SHARED_MARK) if "engines" in settings else None
+        self._mark = _mark(self._shared, SHARED_MARK)
         self._reading = _reading(settings)
         self._counts = Counts()
 
@@ -192,9 +187,7 @@ class Keys:
     def later(self, request: GenerationRequest, times: int) -> str:
         """The key of a request before which so many equal ones came."""
         options, mark = _options(request.options, self._reading, self._adapter_of(request.options))
-        digest = self._blake2b(
-            self._shared, digest_size=16 if self._mark is None else 16 - MARK // 2
-        )
+        digest = self._blake2b(self._shared, digest_size=16 - MARK // 2)
         digest.update(options)
         digest.update(content_of(request))
         if request.turns:
@@ -205,7 +198,7 @@ class Keys:
             digest.update(self._blake2b(piece, digest_size=16).digest())
         if times:
             digest.update(str(times).encode())
-        return digest.hexdigest() + (self._mark + mark if self._mark is not None else "")
+        return digest.hexdigest() + self._mark + mark
 
 
 _THOUGHTS = ("reasoning_content", "thinking", "reasoning")
@@ -295,7 +288,7 @@ def _options(
     for name, entry in OPTIONS.items():
         if entry.row.later and name not in changed:
             del values[name]
-    if reading != "as written" and values["json_schema"] is not None:
+    if values["json_schema"] is not None:
         values["json_schema"] = json.dumps(_schema(json.loads(values["json_schema"]), reading))
     uses_generation_config = options is not None and bool(options.use_generation_config)
     content = [values, uses_generation_config, *([adapter] if adapter else [])]

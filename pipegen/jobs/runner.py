@@ -10,7 +10,6 @@ import contextlib
 import math
 import os
 from collections.abc import Callable, Generator, Iterable, Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any, Generic, Self, TypeVar
 
@@ -29,7 +28,7 @@ from pipegen.drivers.arguments import (
 )
 from pipegen.drivers.drive import Drive
 from pipegen.drivers.mapping import flow_of
-from pipegen.jobs.history import Made, changes, earlier_models, made_before, note_run, settings_of
+from pipegen.jobs.history import Made, changes, made_before, note_run, settings_of
 from pipegen.jobs.in_flight import InFlight, is_of_rows_in_flight, remove_left
 from pipegen.jobs.job_rows import Requests, Row, missing_rows, retry_of, rows_of
 from pipegen.jobs.journal import (
@@ -106,12 +105,7 @@ class Job(Iterator[T], Generic[T]):
         """The finished rows on disk."""
         try:
             remove_stale(folder)
-            self.settings, last_settings = note_run(
-                folder,
-                settings,
-                rows=len(self.journal),
-                earlier_of=partial(earlier_models, route),
-            )
+            self.settings, last_settings = note_run(folder, settings, rows=len(self.journal))
             self.changed = (
                 () if last_settings is None else tuple(changes(last_settings, self.settings))
             )
