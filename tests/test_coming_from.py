@@ -4,19 +4,18 @@ the same. That of vLLM is in tests/engines/.
 
 from __future__ import annotations
 
-import http.server
 import io
 import json
 import os
 import shutil
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from contextlib import redirect_stdout
 from pathlib import Path
 
 import pytest
+from support.loopback import JsonHandler, Loopback
 from support.pages import DOCS, before_and_after
 
 pytestmark = pytest.mark.filterwarnings("default")  # what the other library warns of
@@ -48,7 +47,7 @@ def test_a_transformers_pipeline_and_pipegen_print_the_same(folder: Path) -> Non
     assert before.count("\n") >= 3
 
 
-class BatchApi(http.server.BaseHTTPRequestHandler):
+class BatchApi(JsonHandler):
     """As much of the batch API as the page uses. The answers come from pipegen, as they would come
     from a model there.
     """
@@ -59,47 +58,26 @@ class BatchApi(http.server.BaseHTTPRequestHandler):
             # the file, within the parts of the form
             begin, end = sent.index(b'{"custom_id"'), sent.rindex(b"}") + 1
             Path("uploaded.jsonl").write_bytes(sent[begin:end] + b"\n")
-            self.answer({"id": "file-1", "object": "file"})
+            self.send({"id": "file-1", "object": "file"})
         else:
             command = [
                 *("pipegen", "generate", "uploaded.jsonl", "-o", "there.jsonl"),
                 *("--model", "embedded", "--quiet"),
             ]
             subprocess.run(command, check=True, timeout=120)
-            self.answer(
-                {
-                    "id": "batch-1",
-                    "object": "batch",
-                    "status": "completed",
-                    "output_file_id": "file-2",
-                    **json.loads(sent),
-                }
-            )
+            batch = {"id": "batch-1", "object": "batch", "status": "completed"}
+            self.send({**batch, "output_file_id": "file-2", **json.loads(sent)})
 
     def do_GET(self) -> None:
-        self.answer(Path("there.jsonl").read_bytes())
-
-    def answer(self, body: object) -> None:
-        data = body if isinstance(body, bytes) else json.dumps(body).encode()
-        self.send_response(200)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(data)))
-        self.end_headers()
-        self.wfile.write(data)
-
-    def log_message(self, format: str, *args: object) -> None:
-        pass
+        self.send(Path("there.jsonl").read_bytes())
 
 
 @pytest.fixture
 def batch_api(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), BatchApi)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    monkeypatch.setenv("OPENAI_BASE_URL", f"http://127.0.0.1:{server.server_address[1]}/v1")
-    monkeypatch.setenv("OPENAI_API_KEY", "EMPTY")
-    yield
-    server.shutdown()
-    server.server_close()
+    with Loopback(BatchApi) as server:
+        monkeypatch.setenv("OPENAI_BASE_URL", f"{server.url}/v1")
+        monkeypatch.setenv("OPENAI_API_KEY", "EMPTY")
+        yield
 
 
 @pytest.mark.slow

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from pipegen.cli.flags import InSections, with_flags
-from pipegen.cli.run_flags import FILES, MODEL, AskedFlags, InputFlags
+from pipegen.cli.run_flags import AskedFlags, InputFlags, file_flag, model_flag, server_flag
 
 __all__ = ["VerifyFlags", "ViewFlags", "add_commands"]
 
@@ -49,25 +49,19 @@ def estimate(
     flags: AskedFlags,
     price: Annotated[
         str | None,
-        typer.Option(
-            "--price",
-            metavar="IN,OUT",
-            help="What a million tokens cost, prompt and generated.",
-            rich_help_panel=FILES,
+        file_flag(
+            "--price", metavar="IN,OUT", help="What a million tokens cost, prompt and generated."
         ),
     ] = None,
     speed: Annotated[
         float | None,
-        typer.Option(
+        file_flag(
             "--speed",
             metavar="N",
             help="Tokens that are generated in a second, as a run's summary says.",
-            rich_help_panel=FILES,
         ),
     ] = None,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="As JSON.", rich_help_panel=FILES)
-    ] = False,
+    as_json: Annotated[bool, file_flag("--json", help="As JSON.")] = False,
 ) -> None:
     from pipegen.cli.estimate_command import price_of, run_estimate
     from pipegen.cli.sources import asked_of, of_image
@@ -247,112 +241,78 @@ class VerifyFlags(InputFlags):
     ] = None
     model: Annotated[
         str,
-        typer.Option(
-            "--model",
-            "-m",
-            help="What it should serve: a local folder, a hub name, or: embedded.",
-            rich_help_panel=MODEL,
+        model_flag(
+            "--model", "-m", help="What it should serve: a local folder, a hub name, or: embedded."
         ),
     ]
-    dtype: Annotated[
-        str, typer.Option("--dtype", help="What the reference computes in.", rich_help_panel=MODEL)
-    ] = "float32"
+    dtype: Annotated[str, model_flag("--dtype", help="What the reference computes in.")] = "float32"
     device: Annotated[
         str | None,
-        typer.Option(
-            "--device", help="Where the reference runs, such as cuda:0.", rich_help_panel=MODEL
-        ),
+        model_flag("--device", help="Where the reference runs, such as cuda:0."),
     ] = None
-    revision: Annotated[
-        str | None, typer.Option("--revision", help="The hub's revision.", rich_help_panel=MODEL)
-    ] = None
+    revision: Annotated[str | None, model_flag("--revision", help="The hub's revision.")] = None
     trust_remote_code: Annotated[
         bool,
-        typer.Option(
-            "--trust-remote-code", help="Run code that comes with the model.", rich_help_panel=MODEL
-        ),
+        model_flag("--trust-remote-code", help="Run code that comes with the model."),
     ] = False
     adapter: Annotated[
         str | None,
-        typer.Option(
-            "--adapter",
-            help="The LoRA adapter of all rows of a file: folder or hub name.",
-            rich_help_panel=MODEL,
-        ),
+        model_flag("--adapter", help="The LoRA adapter of all rows of a file: folder or hub name."),
     ] = None
     adapters: Annotated[
         str | None,
-        typer.Option(
+        model_flag(
             "--adapters",
             metavar="JSON",
             help="The LoRA adapters that rows of a file name, as in generate.",
-            rich_help_panel=MODEL,
         ),
     ] = None
     precision: Annotated[
         str | None,
-        typer.Option(
+        server_flag(
             "--precision",
             metavar="float32|float16|bfloat16",
             help="What the server should compute in. Default: the checkpoint's dtype.",
-            rich_help_panel="Server",
         ),
     ] = None
     dialect: Annotated[
         str | None,
-        typer.Option(
+        server_flag(
             "--dialect",
             metavar="vllm|sglang|plain",
             help="Which server it is. Default: as it says.",
-            rich_help_panel="Server",
         ),
     ] = None
-    chat_only: Annotated[
-        bool, typer.Option("--chat-only", help="Do not ask by token ids.", rich_help_panel="Server")
-    ] = False
+    chat_only: Annotated[bool, server_flag("--chat-only", help="Do not ask by token ids.")] = False
     deterministic: Annotated[
         bool,
-        typer.Option(
+        server_flag(
             "--deterministic",
             help="Ask each request alone and among the others, too, and count other answers.",
-            rich_help_panel="Server",
         ),
     ] = False
     served_model_name: Annotated[
         str | None,
-        typer.Option(
-            "--served-model-name",
-            help="The name that the server has for the model.",
-            rich_help_panel="Server",
-        ),
+        server_flag("--served-model-name", help="The name that the server has for the model."),
     ] = None
     timeout: Annotated[
         float,
-        typer.Option("--timeout", help="Seconds for one request in all.", rich_help_panel="Server"),
+        server_flag("--timeout", help="Seconds for one request in all."),
     ] = 600.0
     max_new_tokens: Annotated[
         int,
-        typer.Option(
-            "--max-new-tokens", min=1, help="The most tokens of an answer.", rich_help_panel=FILES
-        ),
+        file_flag("--max-new-tokens", min=1, help="The most tokens of an answer."),
     ] = 32
     rows: Annotated[
         int | None,
-        typer.Option("--rows", min=1, help="Ask so many requests at most.", rich_help_panel=FILES),
+        file_flag("--rows", min=1, help="Ask so many requests at most."),
     ] = None
-    as_json: Annotated[bool, typer.Option("--json", help="As JSON.", rich_help_panel=FILES)] = False
+    as_json: Annotated[bool, file_flag("--json", help="As JSON.")] = False
     summary: Annotated[
         Path | None,
-        typer.Option(
-            "--summary",
-            metavar="FILE",
-            help="Write the verdict to FILE, as JSON.",
-            rich_help_panel=FILES,
-        ),
+        file_flag("--summary", metavar="FILE", help="Write the verdict to FILE, as JSON."),
     ] = None
-    quiet: Annotated[
-        bool, typer.Option("--quiet", "-q", help="No progress.", rich_help_panel=FILES)
-    ] = False
+    quiet: Annotated[bool, file_flag("--quiet", "-q", help="No progress.")] = False
 
 
 @with_flags

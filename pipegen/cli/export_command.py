@@ -8,11 +8,10 @@ import contextlib
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
-from pipegen.cli.outputs import form_of, results_to, say, words_of
+from pipegen.cli.outputs import file_of, form_of, results_to, say, words_of
 from pipegen.cli.sources import Question, open_source, within
 from pipegen.cli.usage import refuse
 from pipegen.io.tables import Columns, TableError
@@ -138,10 +137,7 @@ def _policies(command: Command) -> tuple[ImagePolicy, RequestPolicy]:
         allow_http=command.allow_http,
         allowed_hosts=tuple(command.allowed_hosts),
     )
-    # an earlier version of pipegen had more
-    field_names = {field.name for field in fields(RequestPolicy)}
-    values = {name: value for name, value in command.policy.items() if name in field_names}
-    return images, RequestPolicy(**values)
+    return images, RequestPolicy(**command.policy)
 
 
 def run_export(folder: Path, out: str | None, moved: str | None = None) -> int:
@@ -182,13 +178,10 @@ def run_export(folder: Path, out: str | None, moved: str | None = None) -> int:
                 stack,
                 "JOB" if moved is None else "--input",
             )
-            if out not in (None, "-"):
-                remove_stale(Path(out or "").absolute().parent)
-            stream: BinaryIO = (
-                sys.stdout.buffer
-                if out in (None, "-")
-                else stack.enter_context(new_file(Path(out or "")))
-            )
+            stream: BinaryIO = sys.stdout.buffer
+            if (file := file_of(out)) is not None:
+                remove_stale(file.absolute().parent)
+                stream = stack.enter_context(new_file(file))
             make = stack.enter_context(
                 results_to(stream, form, source, command.model, brief=command.brief)
             )

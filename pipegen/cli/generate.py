@@ -27,6 +27,7 @@ from pipegen.cli.outputs import (
     Make,
     Tally,
     check_columns,
+    file_of,
     form_of,
     results_to,
     say,
@@ -87,12 +88,10 @@ class Files(RunFlags):
         """Where finished rows are kept. None for what is no job: input from stdin, output to
         stdout, to a device or to a pipe.
         """
-        path = None if self.out in (None, "-") else Path(self.out or "")
-        return (
-            None
-            if path is None or self.source == "-" or (path.exists() and not path.is_file())
-            else Path(f"{path}.job")
-        )
+        path = file_of(self.out)
+        if path is None or self.source == "-" or (path.exists() and not path.is_file()):
+            return None
+        return Path(f"{path}.job")
 
 
 def run_generate(files: Files) -> int:
@@ -533,8 +532,9 @@ def _check(files: Files) -> None:
         )
     if files.part is not None or files.on_ray is not None:
         _check_parts(files)
-    if files.out not in (None, "-"):
-        _check_out(Path(files.out or ""), files)
+    out = file_of(files.out)
+    if out is not None:
+        _check_out(out, files)
     if files.summary is not None and (files.summary.is_dir() or not files.summary.parent.is_dir()):
         refuse(f"{files.summary} is a folder, or in none that is there; give a file", "--summary")
 
@@ -588,9 +588,9 @@ def _check_out(out: Path, files: Files) -> None:
 def _open_out(files: Files, stack: contextlib.ExitStack) -> BinaryIO | None:
     if files.out is None and files.sidecar is not None:
         return None
-    if files.out in (None, "-"):
+    path = file_of(files.out)
+    if path is None:
         return sys.stdout.buffer
-    path = Path(files.out or "")
     try:
         return stack.enter_context(
             path.open("wb" if files.overwrite or not path.is_file() else "xb")

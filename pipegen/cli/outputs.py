@@ -36,6 +36,7 @@ __all__ = [
     "Make",
     "Tally",
     "check_columns",
+    "file_of",
     "form_of",
     "results_to",
     "say",
@@ -189,6 +190,11 @@ def write_summary(file: Path | None, plain: Mapping[str, Any], code: int) -> int
     return code
 
 
+def file_of(out: str | None) -> Path | None:
+    """OUT as a file; None where it is stdout."""
+    return None if out in (None, "-") else Path(out or "")
+
+
 def form_of(out: str | None) -> str:
     """The form of OUT, by its suffix. Another suffix is bad usage."""
     if out is not None and "://" in out and not Path(out).parent.is_dir():
@@ -197,7 +203,8 @@ def form_of(out: str | None) -> str:
             " from here",
             "--out",
         )
-    suffix = "" if out in (None, "-") else Path(out or "").suffix.lower()
+    file = file_of(out)
+    suffix = "" if file is None else file.suffix.lower()
     if suffix not in OUT_SUFFIXES:
         refuse(
             f"{out} ends with {suffix}: OUT is JSON Lines (.jsonl), Parquet (.parquet), Arrow"

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -12,10 +13,19 @@ import typer
 
 from pipegen.records.engine_list import TYPES
 
-__all__ = ["FILES", "MODEL", "AskedFlags", "InputFlags", "RunFlags"]
+__all__ = ["AskedFlags", "InputFlags", "RunFlags", "file_flag", "model_flag", "server_flag"]
 
-FILES, MODEL, FOLDER = "Input and output", "Model", "A folder of images, or one question"
-MANY = "Many GPUs and machines"
+file_flag, model_flag, server_flag, folder_flag, ray_flag = (
+    partial(typer.Option, rich_help_panel=section)
+    for section in (
+        "Input and output",
+        "Model",
+        "Server",
+        "A folder of images, or one question",
+        "Many GPUs and machines",
+    )
+)
+"""A flag of each section of the help."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,65 +34,54 @@ class InputFlags:
 
     columns: Annotated[
         list[str] | None,
-        typer.Option(
+        file_flag(
             "--map",
             metavar="FIELD=COLUMN,...",
             help=(
                 "Columns that have other names, such as user=question,id=uid. The text of user is a"
                 " user's turn; a prompt is continued."
             ),
-            rich_help_panel=FILES,
         ),
     ] = None
     drop_final_answer: Annotated[
         bool,
-        typer.Option(
+        file_flag(
             "--drop-final-answer",
             help=(
                 "Leave the answer out that a row ends with, as in data sets; OUT has it as"
                 " references."
             ),
-            rich_help_panel=FILES,
         ),
     ] = False
     image_root: Annotated[
         str | None,
-        typer.Option(
+        file_flag(
             "--image-root",
             metavar="DIR",
             help="Image paths start here, and nothing outside is read. Default: IN's folder.",
-            rich_help_panel=FILES,
         ),
     ] = None
     allow_http: Annotated[
         bool,
-        typer.Option(
-            "--allow-http", help="Fetch images from http and https URLs.", rich_help_panel=FILES
-        ),
+        file_flag("--allow-http", help="Fetch images from http and https URLs."),
     ] = False
     allow_host: Annotated[
         list[str] | None,
-        typer.Option(
+        file_flag(
             "--allow-host",
             metavar="HOST",
             help="Fetch from this host though its address is private.",
-            rich_help_panel=FILES,
         ),
     ] = None
     prompt: Annotated[
         str | None,
-        typer.Option(
-            "--prompt",
-            help="What to ask of each image; without IN, the one question.",
-            rich_help_panel=FOLDER,
-        ),
+        folder_flag("--prompt", help="What to ask of each image; without IN, the one question."),
     ] = None
     system: Annotated[
         str | None,
-        typer.Option(
+        folder_flag(
             "--system",
             help="The system prompt that goes before, where a request has none of its own.",
-            rich_help_panel=FOLDER,
         ),
     ] = None
 
@@ -103,43 +102,30 @@ class ModelFlags:
     ] = None
     model: Annotated[
         str | None,
-        typer.Option(
-            "--model", "-m", help="A local folder, a hub name, or: embedded.", rich_help_panel=MODEL
-        ),
+        model_flag("--model", "-m", help="A local folder, a hub name, or: embedded."),
     ] = None
     config: Annotated[
         Path | None,
-        typer.Option(
-            "--config",
-            "-c",
-            metavar="FILE",
-            help="A chat file, in place of --model and its flags.",
-            rich_help_panel=MODEL,
+        model_flag(
+            "--config", "-c", metavar="FILE", help="A chat file, in place of --model and its flags."
         ),
     ] = None
     agent: Annotated[
         str | None,
-        typer.Option(
-            "--agent", metavar="ID", help="Which of the chat file's models.", rich_help_panel=MODEL
-        ),
+        model_flag("--agent", metavar="ID", help="Which of the chat file's models."),
     ] = None
     backend: Annotated[
         str,
-        typer.Option(
-            "--backend",
-            help=f"The engine, as in chat files: {', '.join(TYPES)}.",
-            rich_help_panel=MODEL,
-        ),
+        model_flag("--backend", help=f"The engine, as in chat files: {', '.join(TYPES)}."),
     ] = "hf"
     plugin: Annotated[
         list[str] | None,
-        typer.Option(
+        model_flag(
             "--plugin",
             metavar="NAME[:ARG=VALUE,...]",
             help=(
                 "Attach a plugin, such as balanced_json:max_objects=2; may be given several times."
             ),
-            rich_help_panel=MODEL,
         ),
     ] = None
 
@@ -150,29 +136,22 @@ class AskedFlags(InputFlags, ModelFlags):
 
     options_file: Annotated[
         Path | None,
-        typer.Option(
-            "--options",
-            metavar="FILE",
-            help="Generation options as .json or .yaml.",
-            rich_help_panel=FILES,
-        ),
+        file_flag("--options", metavar="FILE", help="Generation options as .json or .yaml."),
     ] = None
     limit: Annotated[
         list[str] | None,
-        typer.Option(
+        file_flag(
             "--limit",
             metavar="NAME=N",
             help="Raise what a request may ask for, such as max_samples=5000.",
-            rich_help_panel=FILES,
         ),
     ] = None
     image: Annotated[
         list[str] | None,
-        typer.Option(
+        folder_flag(
             "--image",
             metavar="FILE",
             help="An image of the one question; may be given several times.",
-            rich_help_panel=FOLDER,
         ),
     ] = None
 
@@ -183,148 +162,124 @@ class RunFlags(AskedFlags):
 
     fallback: Annotated[
         str | None,
-        typer.Option(
-            "--fallback",
-            help="The engine that takes over what --backend cannot do.",
-            rich_help_panel=MODEL,
-        ),
+        model_flag("--fallback", help="The engine that takes over what --backend cannot do."),
     ] = None
     fallback_when: Annotated[
         list[str] | None,
-        typer.Option(
+        model_flag(
             "--fallback-when",
             metavar="ERROR",
             help=(
                 "The errors with which it takes over; may be given several times. Default:"
                 " UnsupportedMultimodal, UnsupportedOption, UnsupportedPlugin."
             ),
-            rich_help_panel=MODEL,
         ),
     ] = None
     out: Annotated[
         str | None,
-        typer.Option(
+        file_flag(
             "--out",
             "-o",
             metavar="OUT",
             help="A .jsonl, .parquet, .arrow, .csv or .tsv file, or - for stdout (the default).",
-            rich_help_panel=FILES,
         ),
     ] = None
     overwrite: Annotated[
         bool,
-        typer.Option(
-            "--overwrite",
-            help="Replace OUT, and sidecars, where they exist.",
-            rich_help_panel=FILES,
-        ),
+        file_flag("--overwrite", help="Replace OUT, and sidecars, where they exist."),
     ] = False
     restart: Annotated[
         bool,
-        typer.Option(
-            "--restart",
-            help="Start again: the answers that OUT.job holds are removed.",
-            rich_help_panel=FILES,
-        ),
+        file_flag("--restart", help="Start again: the answers that OUT.job holds are removed."),
     ] = False
     retry: Annotated[
         str,
-        typer.Option(
+        file_flag(
             "--retry",
             metavar="retryable|all|none|TYPE",
             help="Which failed requests of OUT.job are sent again.",
-            rich_help_panel=FILES,
         ),
     ] = "retryable"
     brief: Annotated[
         bool,
-        typer.Option(
+        file_flag(
             "--brief",
             help=(
                 "Lines of OUT have only id, text, finish and error; a table has no token ids and no"
                 " log probabilities."
             ),
-            rich_help_panel=FILES,
         ),
     ] = False
     quiet: Annotated[
         bool,
-        typer.Option("--quiet", "-q", help="No progress and no summary.", rich_help_panel=FILES),
+        file_flag("--quiet", "-q", help="No progress and no summary."),
     ] = False
     summary: Annotated[
         Path | None,
-        typer.Option(
+        file_flag(
             "--summary",
             metavar="FILE",
             help="Write counts, times and rates of the run to FILE, as JSON.",
-            rich_help_panel=FILES,
         ),
     ] = None
     grace: Annotated[
         float,
-        typer.Option(
+        file_flag(
             "--grace",
             metavar="SECONDS",
             min=0,
             help="Time for requests in flight to end at Ctrl-C; 0 ends at once.",
-            rich_help_panel=FILES,
         ),
     ] = 5.0
     in_flight: Annotated[
         int | None,
-        typer.Option(
+        file_flag(
             "--in-flight",
             min=1,
             help="Requests in flight at a time. Default: as many as keep the engine full.",
-            rich_help_panel=FILES,
         ),
     ] = None
     sidecar: Annotated[
         str | None,
-        typer.Option(
+        folder_flag(
             "--sidecar",
             metavar="txt|json",
             help="Write each answer beside its image: a.png, a.txt.",
-            rich_help_panel=FOLDER,
         ),
     ] = None
     shard: Annotated[
         str | None,
-        typer.Option(
+        ray_flag(
             "--shard",
             metavar="I/N",
             help=(
                 "Send only part I of N, 1/N to N/N, and keep its answers in OUT.job. See also: export."
             ),
-            rich_help_panel=MANY,
         ),
     ] = None
     replicas: Annotated[
         int | None,
-        typer.Option(
+        ray_flag(
             "--replicas",
             metavar="N",
             min=1,
             help="Run N engines on Ray, each on its own part of the GPUs.",
-            rich_help_panel=MANY,
         ),
     ] = None
     ray: Annotated[
         str | None,
-        typer.Option(
+        ray_flag(
             "--ray",
             metavar="[ADDRESS]",
             help="Run on the Ray cluster at ADDRESS, on this one, or on this machine.",
-            rich_help_panel=MANY,
         ),
     ] = None
     gpus_per_replica: Annotated[
         float | None,
-        typer.Option(
+        ray_flag(
             "--gpus-per-replica",
             metavar="K",
             min=0,
             help="GPUs of each. Default: one, where there are any.",
-            rich_help_panel=MANY,
         ),
     ] = None

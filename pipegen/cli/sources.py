@@ -31,8 +31,7 @@ from pipegen.cli.inputs import (
 )
 from pipegen.cli.plugins import plugins_of
 from pipegen.cli.run_flags import AskedFlags, InputFlags
-from pipegen.cli.usage import Load, images_of, policy_of, refuse, run_options
-from pipegen.engines.extras import MissingExtra
+from pipegen.cli.usage import Load, images_of, policy_of, reading, refuse, run_options
 from pipegen.io.forms import TableError, form_of, open_bytes, refuse_address
 from pipegen.io.json_array import is_array, records_of
 from pipegen.io.jsonl import lines_of
@@ -202,15 +201,11 @@ def open_source(
 
     folder: that of a job which may have read it before.
     """
-    try:
+    with reading(source, flag):
         stamp = None if source is None or not os.path.isfile(source) else stamp_of(source)
         row_count = None if stamp is None or folder is None else rows_in(folder, stamp)
         opened = _opened(source, asked, images, columns, stack, row_count)
         opened = opened._replace(stamp=stamp or "")
-    except OSError as refusal:
-        refuse(f"{source!r} cannot be read: {refusal.strerror or refusal}", flag)
-    except (TableError, MissingExtra) as refusal:
-        refuse(str(refusal), flag)
     return opened._replace(items=with_system(opened.items, asked.system))
 
 
@@ -224,10 +219,8 @@ def stamp_of(path: str | os.PathLike[str]) -> str:
 
 def refuse_missing(source: str) -> NoReturn:
     """Refuse an input that is not there, or is an address."""
-    try:
+    with reading(source, "IN"):
         refuse_address(source)
-    except TableError as refusal:
-        refuse(str(refusal), "IN")
     path = Path(source)
     beside = os.listdir(path.absolute().parent) if path.absolute().parent.is_dir() else []
     refuse(f"there is no file or folder {source}{nearest(path.name, beside)}", "IN")

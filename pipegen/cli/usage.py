@@ -71,12 +71,12 @@ def refuse(message: str, *flags: str) -> NoReturn:
 
 
 @contextlib.contextmanager
-def reading(file: Path, flag: str) -> Iterator[None]:
+def reading(file: Path | str | None, flag: str) -> Iterator[None]:
     """Refuse a file, which this flag names, that cannot be read."""
     try:
         yield
     except OSError as refusal:
-        refuse(f"{str(file)!r} cannot be read: {refusal.strerror}", flag)
+        refuse(f"{str(file)!r} cannot be read: {refusal.strerror or refusal}", flag)
     except (TableError, MissingExtra) as refusal:
         refuse(str(refusal), flag)
 

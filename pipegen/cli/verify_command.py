@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 from collections import Counter
+from collections.abc import Collection
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
@@ -30,7 +31,7 @@ from pipegen.core.functional import without_none
 from pipegen.core.slots import Slot
 from pipegen.engines.settings import ModelLoadConfig
 from pipegen.io.results_in import slots_in
-from pipegen.io.tables import Columns, TableError
+from pipegen.io.tables import Columns
 from pipegen.records import strict_json
 from pipegen.records.engine_list import DIALECTS
 from pipegen.records.fields import InvalidField
@@ -78,7 +79,10 @@ def run_verify(flags: VerifyFlags) -> int:
     ):
         if value is not None and value not in choices:
             refuse(f"takes one of {', '.join(choices)}, not {value!r}", flag)
-    _check_reading(flags)
+    if flags.source is None:
+        _refuse_set(flags, [field.name for field in fields(InputFlags)], "goes with IN")
+    if flags.prompt is not None and not is_image_folder(flags.source or "", flags.prompt):
+        refuse("goes with a folder of images; each line of a file says its own", "--prompt")
     is_file = "://" not in flags.url and (
         Path(flags.url).suffix.lower() in _FILES or Path(flags.url).exists()
     )
@@ -97,14 +101,11 @@ def run_verify(flags: VerifyFlags) -> int:
     return write_summary(flags.summary, plain, 0 if right else 1)
 
 
-def _check_reading(flags: VerifyFlags) -> None:
-    """Refuse flags of reading that IN does not take."""
-    for field in fields(InputFlags):
-        if flags.source is None and getattr(flags, field.name) != field.default:
-            name = {"columns": "map"}.get(field.name, field.name)
-            refuse("goes with IN", f"--{name.replace('_', '-')}")
-    if flags.prompt is not None and not is_image_folder(flags.source or "", flags.prompt):
-        refuse("goes with a folder of images; each line of a file says its own", "--prompt")
+def _refuse_set(flags: VerifyFlags, names: Collection[str], why: str) -> None:
+    """Refuse those of the flags that are set."""
+    for field in fields(flags):
+        if field.name in names and getattr(flags, field.name) != field.default:
+            refuse(why, flag_of("map" if field.name == "columns" else field.name))
 
 
 _SERVER_ALONE = (
@@ -122,9 +123,7 @@ _FILE_ALONE = ("adapter", "adapters")
 
 
 def _of_server(flags: VerifyFlags) -> tuple[bool, dict[str, object], str]:
-    for name in _FILE_ALONE:
-        if getattr(flags, name) is not None:
-            refuse("is for files, and URL is a server", flag_of(name))
+    _refuse_set(flags, _FILE_ALONE, "is for files, and URL is a server")
     settings: dict[str, Any] = {name: getattr(flags, name) for name in _SETTINGS}
     images = images_in_source(flags, flags.source)
     with contextlib.ExitStack() as stack:
@@ -166,19 +165,15 @@ def _requests(
 ) -> list[Item]:
     question = Question(flags.prompt, flags.system, overwrite=True)
     opened = open_source(flags.source, question, images, columns, stack)
-    try:
+    with reading(flags.source, "IN"):
         return [*itertools.islice(opened.items, flags.rows)]
-    except TableError as refusal:
-        refuse(str(refusal), "IN")
 
 
 def _of_file(flags: VerifyFlags) -> tuple[bool, dict[str, object], str]:
     """The verdict on a file of results; IN is the file of their requests."""
     from pipegen.backends.checkpoint.checkpoint import Checkpoint
 
-    for field in fields(flags):
-        if field.name in _SERVER_ALONE and getattr(flags, field.name) != field.default:
-            refuse("is for servers, and URL is a file", f"--{field.name.replace('_', '-')}")
+    _refuse_set(flags, _SERVER_ALONE, "is for servers, and URL is a file")
     file, (flags, columns) = Path(flags.url), _as_run(flags)
     images = images_in_source(flags, flags.source)
     checkpoint: dict[str, Any] = {

@@ -23,7 +23,7 @@ from pipegen.core.slots import Batch, Slot, is_ok
 from pipegen.drivers.light_work import FEW
 from pipegen.media.source import load_sources
 from pipegen.records.fields import InvalidField, unchecked_replace
-from pipegen.records.frozen import printed
+from pipegen.records.frozen import plain_number, printed
 from pipegen.records.limits import allowed
 from pipegen.records.options import (
     GROUPS,
@@ -49,6 +49,7 @@ __all__ = [
     "record_of",
     "require_iterable",
     "slot_of_request",
+    "whole_number",
     "with_option_words",
 ]
 
@@ -159,6 +160,21 @@ def pair(item: object) -> Any:
     if not isinstance(item, (tuple, list)) or len(item) != 2:
         raise TypeError(f"pairs of a key and a request are wanted, not {printed(item)}")
     return item
+
+
+def whole_number(name: str, value: Any, *, or_none: bool = False) -> Any:
+    """A number that is at least 1, as Python's own. Raises `TypeError`, which names it, for anything
+    else.
+
+    >>> whole_number("limit", 0)
+    Traceback (most recent call last):
+    ...
+    TypeError: limit takes a whole number of at least 1, not 0
+    """
+    number = plain_number(value)
+    if (type(number) is not int or number < 1) and not (or_none and number is None):
+        raise TypeError(f"{name} takes a whole number of at least 1, not {number!r:.80}")
+    return number
 
 
 def slot_of_request(slot: Result[object, object]) -> Result[Any, Any]:

@@ -23,8 +23,7 @@ from pipegen.core.loop import loop
 from pipegen.core.pipe import Pipe
 from pipegen.core.slots import Slot
 from pipegen.core.steps import GoOn
-from pipegen.drivers.arguments import record_of
-from pipegen.records.frozen import plain_number
+from pipegen.drivers.arguments import record_of, whole_number
 from pipegen.records.parse_request import Request
 from pipegen.records.requests import GenerationRequest
 from pipegen.records.results import GenerationResult, RoundsEnd
@@ -60,9 +59,7 @@ def repeat(
             "repeat takes a pipe and a function that gives the next request or None, not"
             f" {pipe!r:.80} and {again!r:.80}"
         )
-    limit = plain_number(limit)
-    if type(limit) is not int or limit < 1:
-        raise TypeError(f"limit takes a whole number of at least 1, not {limit!r:.80}")
+    limit = whole_number("limit", limit)
 
     def decide(rounds: tuple[Any, ...], request_before: object) -> GoOn | Slot[Any]:
         request = again(rounds[-1])

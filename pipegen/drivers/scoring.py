@@ -28,7 +28,7 @@ from pipegen.core.errors import ContractError, InvalidRequest, MalformedResponse
 from pipegen.core.foreign_calls import guard
 from pipegen.core.pipe import Pipe, call, identity, row_stage
 from pipegen.core.slots import Batch, Slot, all_of, is_ok
-from pipegen.drivers.arguments import Options, with_option_words
+from pipegen.drivers.arguments import Options, whole_number, with_option_words
 from pipegen.drivers.batch import run
 from pipegen.drivers.route import Route
 from pipegen.ending.length import check_length
@@ -262,9 +262,8 @@ def perplexity(
     """
     if isinstance(texts, (str, bytes)):
         raise TypeError("texts are a list or another iterable, not one text: put it into a list")
-    window, empty_context = plain_number(window), plain_number(empty_context)
-    if window is not None and (type(window) is not int or window < 1):
-        raise TypeError(f"window takes a whole number of at least 1, not {window!r:.80}")
+    window = whole_number("window", window, or_none=True)
+    empty_context = plain_number(empty_context)
     pipe = scoring(route, empty_context=empty_context)
     engine, text_list = route.engine, [*texts]
     error = scores_none(engine)

@@ -35,6 +35,7 @@ from returns.result import Failure, Result, Success
 from pipegen.core.errors import GenerationError, InternalError, StageFailed
 from pipegen.core.foreign_calls import Raised, attempt, guard, guard_result, report
 from pipegen.core.slots import Slot, is_ok
+from pipegen.drivers.arguments import whole_number
 from pipegen.drivers.own_tools import methods_of, says
 from pipegen.drivers.scopes import Scope, Scoped
 from pipegen.drivers.tool_loop import OwnLoop, ToolCalls
@@ -56,13 +57,6 @@ ROWS, CALLS = 32, 8
 
 
 _TIMEOUT, _MAX_BYTES = 60.0, 65536
-_DEFAULTS = {
-    "timeout": _TIMEOUT,
-    "raised": "message",
-    "max_bytes": _MAX_BYTES,
-    "unread": "end",
-    "images": "tool",
-}
 
 
 def tools(
@@ -122,18 +116,17 @@ def tools(
     if (functions is None) == (make is None) or not (make is None or callable(make)):
         raise TypeError(f"tools takes a list of functions, or make=f, not both: {make!r:.80}")
     by_name, schemas = ({}, ()) if functions is None else _by_name(functions)
-    limit, max_bytes, timeout = map(plain_number, (limit, max_bytes, timeout))
-    for name, value in (("limit", limit), ("max_bytes", max_bytes)):
-        if type(value) is not int or value < 1:
-            raise TypeError(f"{name} takes a whole number of at least 1, not {value!r:.80}")
+    limit, max_bytes = whole_number("limit", limit), whole_number("max_bytes", max_bytes)
+    timeout = plain_number(timeout)
     if isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or not timeout > 0:
         raise TypeError(f"timeout takes a number of seconds, not {timeout!r:.80}")
-    if raised not in ("message", "fail"):
-        raise TypeError(f'raised takes "message" or "fail", not {raised!r:.80}')
-    if unread not in ("end", "tell"):
-        raise TypeError(f'unread takes "end" or "tell", not {unread!r:.80}')
-    if images not in ("tool", "user"):
-        raise TypeError(f'images takes "tool" or "user", not {images!r:.80}')
+    for name, word, (first, second) in (
+        ("raised", raised, ("message", "fail")),
+        ("unread", unread, ("end", "tell")),
+        ("images", images, ("tool", "user")),
+    ):
+        if word not in (first, second):
+            raise TypeError(f'{name} takes "{first}" or "{second}", not {word!r:.80}')
     for name, value in (("parallel", parallel), ("replays", replays)):
         if type(value) is not bool:
             raise TypeError(f"{name} takes True or False, not {value!r:.80}")
@@ -142,10 +135,10 @@ def tools(
         schemas,
         limit,
         min(timeout, threading.TIMEOUT_MAX),
-        raised == "fail",
+        raised,
         max_bytes,
-        unread == "tell",
-        images == "user",
+        unread,
+        images,
         parallel,
         replays,
         make,
@@ -200,11 +193,11 @@ class Tools:
     schemas: tuple[Mapping[str, Any], ...]
     """As in the `tools` of a request."""
     limit: int
-    timeout: float
-    fails: bool
-    max_bytes: int
-    tells_unread: bool = False
-    moves_images: bool = False
+    timeout: float = _TIMEOUT
+    raised: str = "message"
+    max_bytes: int = _MAX_BYTES
+    unread: str = "end"
+    images: str = "tool"
     parallel: bool = False
     replays: bool = True
     make: Callable[[GenerationRequest], object] | None = None
@@ -225,14 +218,9 @@ class Tools:
     @property
     def settings(self) -> Mapping[str, Any]:
         """The settings that change what a model is told, without those that are the default."""
-        values = {
-            "timeout": self.timeout,
-            "raised": "fail" if self.fails else "message",
-            "max_bytes": self.max_bytes,
-            "unread": "tell" if self.tells_unread else "end",
-            "images": "user" if self.moves_images else "tool",
-        }
-        return {name: value for name, value in values.items() if value != _DEFAULTS[name]}
+        names = ("timeout", "raised", "max_bytes", "unread", "images")
+        values = {name: getattr(self, name) for name in names}
+        return {name: value for name, value in values.items() if value != getattr(Tools, name)}
 
     def generate(self, inputs: Sequence[GenerationResult]) -> Sequence[Slot[ToolReplies]]:
         """The answers of the tools to the calls of each result."""
@@ -256,7 +244,7 @@ class Tools:
                 return Failure(content.failure())
             id_field = {"tool_call_id": call["id"]} if call.get("id") is not None else {}
             messages.append({"role": "tool", **id_field, "content": content.unwrap()})
-        if self.moves_images:
+        if self.images == "user":
             messages = with_images_apart(messages)
         return Success(ToolReplies(result=result, messages=freeze(messages)))
 
@@ -328,11 +316,11 @@ class Tools:
             content = content_of(given)
             if not is_error(given):
                 return content
-            if self.fails and is_ok(content):
+            if self.raised == "fail" and is_ok(content):
                 return Failure(StageFailed(text_of(content.unwrap())))
             return content.map(lambda known: f"error: {text_of(known)}")
 
-        outcome = _within(work, self.timeout, traced=self.fails)
+        outcome = _within(work, self.timeout, traced=self.raised == "fail")
         if outcome is not None and is_ok(outcome):
             content = outcome.unwrap()
             if is_ok(content):
@@ -347,7 +335,7 @@ class Tools:
             if outcome is None
             else outcome.failure()
         )
-        if outcome is not None and not self.fails:
+        if outcome is not None and self.raised == "message":
             return Success(self._cut(f"error: {error.message}"))
         words = f"the tool {name!r} failed: {error.message}"
         return Failure(StageFailed(words, stage=name, incident=error.incident))

@@ -29,10 +29,11 @@ from pipegen.core.loop import loop
 from pipegen.core.pipe import Pipe, check_catch, pipe_of, row_stage
 from pipegen.core.slots import Slot, is_ok
 from pipegen.core.steps import Call, EngineRequest, GoOn
+from pipegen.drivers.arguments import whole_number
 from pipegen.drivers.repeat import ended
 from pipegen.drivers.tool_results import with_image_bytes
 from pipegen.drivers.tools import Tools
-from pipegen.records.frozen import plain_number, thaw
+from pipegen.records.frozen import thaw
 from pipegen.records.messages import Message
 from pipegen.records.options import GenerationOptions
 from pipegen.records.requests import GenerationRequest
@@ -85,10 +86,8 @@ def turns(
     tool_set = step if isinstance(step, Tools) else None
     if limit is None and step is not None:
         limit = LIMIT if tool_set is None else tool_set.limit
-    limit, max_tokens = plain_number(limit), plain_number(max_tokens)
-    for name, value in (("limit", limit), ("max_tokens", max_tokens)):
-        if value is not None and (type(value) is not int or value < 1):
-            raise TypeError(f"{name} takes a whole number of at least 1, not {value!r:.80}")
+    limit = whole_number("limit", limit, or_none=True)
+    max_tokens = whole_number("max_tokens", max_tokens, or_none=True)
     check_catch(catch)
     if catch and (step is None or tool_set is not None):
         raise TypeError("catch is about a step of your own; what tools raise: pg.tools(raised=...)")
@@ -115,7 +114,7 @@ def turns(
                 else None
             )
         elif tool_set is not None:  # no tool is called for nothing
-            told = tool_set.tells_unread and result.tool_calls_unread is not None
+            told = tool_set.unread == "tell" and result.tool_calls_unread is not None
             goes_on, request = bool(result.tool_calls) or told, Success[Any](rounds[-1])
         else:
             reply = guarded(f"step of {name}", partial(_reply, step), rounds[-1], catch)
@@ -132,7 +131,7 @@ def turns(
     if tool_set is not None and tool_set.make is not None:
         opening = opening >> _making(tool_set)
     later = opening >> pipe if step is None else pipe
-    tells = ", unread calls are told" if tool_set is not None and tool_set.tells_unread else ""
+    tells = ", unread calls are told" if tool_set is not None and tool_set.unread == "tell" else ""
     step_name = getattr(step, "__qualname__", "") if tool_set is None else _words(tool_set)
     return loop(
         opening >> pipe,

@@ -39,7 +39,6 @@ __all__ = [
     "answers_depend_on",
     "require_members",
     "require_token_engine",
-    "earlier_identities_of",
     "rewrites_of",
     "scores_tokens",
     "is_text_engine",
@@ -132,14 +131,6 @@ def rewrites_of(engine: Any) -> tuple[str, ...]:
     """
     own: tuple[str, ...] | None = getattr(engine, "rewrites", None)
     return getattr(getattr(engine, "renderer", None), "rewrites", ()) if own is None else own
-
-
-def earlier_identities_of(engine: Any) -> Mapping[str, str]:
-    """The identity that earlier versions of pipegen gave a model, by its identity today; empty where
-    it is the same.
-    """
-    identities: Mapping[str, str] = getattr(engine, "earlier_identities", {})
-    return identities
 
 
 class TokenEngine(Backend[Encoded, Raw], Protocol):

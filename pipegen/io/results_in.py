@@ -46,7 +46,7 @@ def results_in(path: Path) -> Iterator[dict[str, Any]]:
         )
     if kind in ("parquet", "arrow"):
         table = read_table(path)
-        if not {"ok", "text"} <= set(names := table.schema.names) or not {*_FINISH} & set(names):
+        if not {"ok", "text", "finish"} <= set(table.schema.names):
             raise TableError(
                 f"{path}: not results of pipegen generate: it has no columns ok, text and finish"
             )
@@ -111,14 +111,6 @@ def _transcript_of(row: Mapping[str, Any]) -> dict[str, Any]:
     return {}
 
 
-_FINISH = ("finish", "finish_reason")
-"""How an answer ended. Tables of earlier versions have the second name."""
-
-
-def _finish_of(entry: Mapping[str, Any]) -> Any:
-    return next((entry[name] for name in _FINISH if entry.get(name) is not None), None)
-
-
 def _is_json(hint: Any) -> bool:
     return Mapping in (get_origin(hint), get_origin(item_of(hint)))
 
@@ -145,7 +137,7 @@ def _from_row(answer: Sequence[str], row: Mapping[str, Any]) -> dict[str, Any]:
     values |= {name: strict_json.load(row[name]) for name in _JSON if row.get(name)}
     usage = row.get("usage") or {}
     line_fields |= {
-        "finish": _finish_of(row),
+        "finish": row.get("finish"),
         "prompt_tokens": usage.get("prompt_tokens") or 0,
         "completion_tokens": usage.get("completion_tokens") or 0,
     }
@@ -156,7 +148,7 @@ def _from_row(answer: Sequence[str], row: Mapping[str, Any]) -> dict[str, Any]:
             {
                 "text": entry["text"] or "",
                 "raw_text": entry["text"] or "",
-                "finish": _finish_of(entry),
+                "finish": entry["finish"],
                 "options": options,
             }
             for entry in row.get(name) or ()
@@ -165,7 +157,7 @@ def _from_row(answer: Sequence[str], row: Mapping[str, Any]) -> dict[str, Any]:
         for name in ("samples", "rounds")
     )
     failed = [
-        {"sample": number, "error": {"type": "InternalError", "message": _finish_of(entry)}}
+        {"sample": number, "error": {"type": "InternalError", "message": entry["finish"]}}
         for number, entry in enumerate(row.get("samples") or ())
         if entry["text"] is None
     ]

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TypeAlias
 
 from returns.result import Failure
 
@@ -33,7 +33,10 @@ from pipegen.records.next_turn import as_given
 from pipegen.records.requests import GenerationRequest
 from pipegen.records.results import GenerationResult, Turn
 
-__all__ = ["keep_row", "row_to_plain", "with_turn"]
+__all__ = ["ReadRequest", "keep_row", "row_to_plain", "with_turn"]
+
+ReadRequest: TypeAlias = Callable[[], Slot[GenerationRequest]]
+"""Reads the request of a row."""
 
 
 def keep_row(
@@ -125,7 +128,7 @@ def _part(part: TextPart | ImagePart) -> dict[str, str]:
 
 def with_turn(
     result: GenerationResult,
-    request: Callable[[], Slot[GenerationRequest]],
+    request: ReadRequest,
     held: Mapping[str, Any],
 ) -> GenerationResult:
     """A result that was read back, with what `then` needs. It has none where that is not known.
@@ -163,16 +166,14 @@ def with_turn(
     return dataclasses.replace(result, rounds=turns, turn=rounds[-1].turn)
 
 
-def _asked(request: Callable[[], Slot[GenerationRequest]]) -> GenerationRequest:
+def _asked(request: ReadRequest) -> GenerationRequest:
     slot = request()
     if not is_ok(slot):
         raise InvalidField(f"the request of this result cannot be read: {slot.failure().message}")
     return slot.unwrap()
 
 
-def _first(
-    request: Callable[[], Slot[GenerationRequest]], turn_values: Mapping[str, Any]
-) -> GenerationRequest:
+def _first(request: ReadRequest, turn_values: Mapping[str, Any]) -> GenerationRequest:
     """The request of the first turn."""
     changes: dict[str, Any] = {"turns": ()}
     if "messages" in turn_values:
@@ -190,9 +191,9 @@ class _LaterTurn(Turn):
     """The turn of a result whose request is read where it is needed."""
 
     __slots__ = ("_read",)
-    _read: Callable[[], Slot[GenerationRequest]]
+    _read: ReadRequest
 
-    def __init__(self, read: Callable[[], Slot[GenerationRequest]]) -> None:
+    def __init__(self, read: ReadRequest) -> None:
         object.__setattr__(self, "_read", read)
         object.__setattr__(self, "compact_token_ids", None)
 

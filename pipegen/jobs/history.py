@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,7 +19,7 @@ from pipegen.core.errors import CallFailed
 from pipegen.core.foreign_calls import attempt
 from pipegen.core.pipe import EngineMap, Pipe
 from pipegen.core.slots import is_ok
-from pipegen.engines.protocol import answers_depend_on, earlier_identities_of, rewrites_of
+from pipegen.engines.protocol import answers_depend_on, rewrites_of
 from pipegen.jobs.code import changed_code, codes_of
 from pipegen.jobs.journal import (
     Finished,
@@ -28,11 +28,11 @@ from pipegen.jobs.journal import (
     read_settings,
     write_settings,
 )
-from pipegen.jobs.row_keys import RULE, SHARED_MARK, in_keys, mark_of
+from pipegen.jobs.row_keys import RULE, SHARED_MARK, Settings, in_keys, mark_of
 from pipegen.records import strict_json
 from pipegen.records.options import GenerationOptions, flat_values, options_from, resolve
 
-__all__ = ["Made", "changes", "earlier_models", "made_before", "note_run", "settings_of"]
+__all__ = ["Made", "changes", "made_before", "note_run", "settings_of"]
 
 _log = logging.getLogger("pipegen")
 _RUNS = 64
@@ -85,9 +85,7 @@ def settings_of(
             adapters[name] = " ".join(filter(None, (adapters.get(name), digest)))
     codes = attempt(lambda: codes_of(route, engines)).value_or({})  # it looks at foreign objects
     return {
-        "engines": [
-            engine for number, engine in enumerate(depends) if engine not in depends[:number]
-        ],
+        "engines": _distinct(depends),
         "pipeline": route.stages,
         "turns": route.leads_on,
         "rewrites": rewrites,
@@ -99,18 +97,8 @@ def settings_of(
     }
 
 
-def earlier_models(route: Pipe[Any, Any]) -> dict[str, str]:
-    """See `earlier_identities_of`, for all engines of a pipe. Raises `GenerationError` where a model
-    cannot be read.
-    """
-    try:
-        return {
-            now: earlier
-            for engine in _engines_of(route)
-            for now, earlier in earlier_identities_of(engine).items()
-        }
-    except CallFailed as failure:
-        raise failure.error from failure
+def _distinct(engines: Sequence[Settings]) -> list[Settings]:
+    return [engine for place, engine in enumerate(engines) if engine not in engines[:place]]
 
 
 def _engines_of(route: Pipe[Any, Any]) -> list[Any]:
@@ -127,8 +115,7 @@ def note_run(
     settings: dict[str, Any],
     *,
     rows: int = 0,
-    earlier_of: Callable[[], Mapping[str, str]] = dict,
-) -> tuple[dict[str, Any], Mapping[str, Any] | None]:
+) -> tuple[dict[str, Any], Settings | None]:
     """Write the settings of a run to `job.json`, beside those of the runs before; give them, and
     what `job.json` held, None where there was none.
 
@@ -136,15 +123,15 @@ def note_run(
     beside finished rows is written anew, with a warning: a row's key holds with what it was made.
     Raises `JournalError`.
 
-    rows: how many rows of the folder are finished. earlier_of: the identities that earlier versions
-    of pipegen gave the models; in a folder that has one of them, rows keep it.
+    rows: how many rows of the folder are finished.
     """
     last_settings = _read(folder, settings, rows)
-    settings = _in_folder(settings, last_settings, earlier_of)
+    engines = _distinct([in_keys(engine) for engine in settings["engines"]])
+    settings = {**settings, "keys": RULE, "engines": engines}
     if last_settings is None:
         write_settings(folder, {**settings, "runs": {mark_of(settings): settings}})
         return settings, None
-    runs, earlier = dict(last_settings.get("runs", {})), _has_earlier(last_settings)
+    runs, earlier = dict(last_settings.get("runs", {})), "earlier" in last_settings
     settings = {
         **settings,
         "engines": _settled(
@@ -177,38 +164,7 @@ def note_run(
     return settings, last_settings
 
 
-def _in_folder(
-    settings: Mapping[str, Any],
-    last_settings: Mapping[str, Any] | None,
-    earlier_of: Callable[[], Mapping[str, str]],
-) -> dict[str, Any]:
-    """The settings of a run by the rule of keys of its folder."""
-    if last_settings is None:
-        rules: dict[str, Any] = {"keys": RULE}
-    else:
-        rules = {name: last_settings[name] for name in ("keys", "weights") if name in last_settings}
-        runs = [last_settings, *last_settings.get("runs", {}).values()]
-        known = {str(engine.get("model")) for run in runs for engine in run.get("engines", ())}
-        names = dict(rules.get("weights", {}))
-        models = {str(engine["model"]) for engine in settings["engines"] if "model" in engine}
-        if not models <= known | {*names}:
-            names |= {
-                now: earlier
-                for now, earlier in earlier_of().items()
-                if earlier in known and earlier not in names.values()
-            }
-        rules |= {"weights": names} if names else {}
-    engines = [in_keys(engine, rules) for engine in settings["engines"]]
-    return {
-        **settings,
-        **rules,
-        "engines": [
-            engine for place, engine in enumerate(engines) if engine not in engines[:place]
-        ],
-    }
-
-
-def _read(folder: Path, settings: Mapping[str, Any], rows: int) -> Mapping[str, Any] | None:
+def _read(folder: Path, settings: Settings, rows: int) -> Settings | None:
     try:
         last_settings = read_settings(folder)
     except SettingsDamaged as damaged:
@@ -226,17 +182,10 @@ def _read(folder: Path, settings: Mapping[str, Any], rows: int) -> Mapping[str, 
     return last_settings
 
 
-def _has_earlier(settings: Mapping[str, Any]) -> bool:
-    """Whether the folder may have rows of settings that `job.json` does not name, as those of a
-    version of pipegen whose keys have no marks.
-    """
-    return "engines" not in settings or "earlier" in settings
-
-
 def _settled(
-    current_engines: Sequence[Mapping[str, Any]],
-    earlier_runs: Sequence[Sequence[Mapping[str, Any]]],
-) -> list[Mapping[str, Any]]:
+    current_engines: Sequence[Settings],
+    earlier_runs: Sequence[Sequence[Settings]],
+) -> list[Settings]:
     """The engines, with what is None in them as it was in the last run whose engines were the same
     but for that.
     """
@@ -244,7 +193,7 @@ def _settled(
         {name for name, value in engine.items() if value is None} for engine in current_engines
     ]
 
-    def without_unknown(engines: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    def without_unknown(engines: Sequence[Settings]) -> list[dict[str, Any]]:
         return [
             {name: value for name, value in engine.items() if name not in names}
             for engine, names in zip(engines, unknown, strict=True)
@@ -259,7 +208,7 @@ def _settled(
     return list(next(matching_runs, current_engines)) if any(unknown) else list(current_engines)
 
 
-def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+def changes(before: Settings, now: Settings) -> list[str]:
     """What makes the keys of a run others than those of an earlier one, in words. Values are
     resolved: to write a default out is no change.
 
@@ -280,11 +229,7 @@ def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     ... )
     ['the model is another', "dtype was not set, is 'float16'", 'temperature was 0.0, is 0.7']
     """
-    words = (
-        ["the requests before are of an earlier version of pipegen"]
-        if "engines" not in before
-        else []
-    )
+    words: list[str] = []
     was_rewritten, is_rewritten = (", ".join(run.get("rewrites", ())) for run in (before, now))
     if was_rewritten != is_rewritten:
         words.append(
@@ -300,13 +245,11 @@ def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
 
 
 def _differences(
-    earlier: Mapping[str, Any], current: Mapping[str, Any], *, options: bool = True
+    earlier: Settings, current: Settings, *, options: bool = True
 ) -> Iterator[tuple[str, str, str]]:
     """The names and the two values of what differs."""
-    both: list[tuple[str, Mapping[str, Any], Mapping[str, Any]]] = []
-    for number, (was, new) in enumerate(
-        zip_longest(earlier.get("engines", current["engines"]), current["engines"]), 1
-    ):
+    both: list[tuple[str, Settings, Settings]] = []
+    for number, (was, new) in enumerate(zip_longest(earlier["engines"], current["engines"]), 1):
         both.append(("" if number == 1 else f"engine {number}: ", was or {}, new or {}))
     shared = [
         {name: run.get(name, _UNSET) for name in ("pipeline", "plugins", "version")}
@@ -323,9 +266,7 @@ def _differences(
         yield from _unlike(words, first, second)
 
 
-def _unlike(
-    words: str, first: Mapping[str, Any], second: Mapping[str, Any]
-) -> Iterator[tuple[str, str, str]]:
+def _unlike(words: str, first: Settings, second: Settings) -> Iterator[tuple[str, str, str]]:
     """What differs of two mappings, whose names these words precede; in mappings within them, by
     the names there.
     """
@@ -343,7 +284,7 @@ def _shown(value: Any) -> str:
     return _UNSET if value is _UNSET else f"{value!r:.60}"
 
 
-def _resolved(values: Mapping[str, Any]) -> dict[str, Any]:
+def _resolved(values: Settings) -> dict[str, Any]:
     """Every option with the value that it has where a request says nothing."""
     parsed = attempt(lambda: options_from(values))
     options = parsed.unwrap() if is_ok(parsed) else GenerationOptions()
@@ -353,16 +294,14 @@ def _resolved(values: Mapping[str, Any]) -> dict[str, Any]:
     return {**plain, "use_generation_config": bool(options.use_generation_config), **unread_values}
 
 
-def made_before(
-    finished: Finished, before: Mapping[str, Any] | None, now: Mapping[str, Any]
-) -> Made:
+def made_before(finished: Finished, before: Settings | None, now: Settings) -> Made:
     """With which settings the finished rows of a job were made. `before` is what `job.json` held
     before this run.
     """
     if before is None or not len(finished):
         return Made(0, ())
     mark, runs = mark_of(now), before.get("runs", {})
-    if [*runs] == [mark] and not _has_earlier(before):  # there was no other run
+    if [*runs] == [mark] and "earlier" not in before:  # there was no other run
         return Made(len(finished), ())
     shared = {run_mark[:SHARED_MARK]: run for run_mark, run in [*runs.items(), (mark, now)]}
     names = {name.encode(): name for name in (*runs, mark, *shared)}
@@ -387,13 +326,13 @@ def made_before(
     other_settings += [
         (
             unknown,
-            "settings that job.json does not name, such as those of an earlier version of pipegen",
+            "settings that job.json does not name",
         )
     ] * bool(unknown)
     return Made(alike, tuple(other_settings))
 
 
-def _words(earlier: Mapping[str, Any], current: Mapping[str, Any], *, options: bool = True) -> str:
+def _words(earlier: Settings, current: Settings, *, options: bool = True) -> str:
     differences = _differences(earlier, current, options=options)
     return ", ".join(
         "another model"

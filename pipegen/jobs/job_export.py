@@ -15,7 +15,7 @@ from returns.result import Failure
 
 from pipegen.core.slots import Slot, is_ok
 from pipegen.drivers.arguments import pairs
-from pipegen.jobs.job_rows import Unread, retry_of, rows_of
+from pipegen.jobs.job_rows import Requests, retry_of, rows_of
 from pipegen.jobs.journal import SETTINGS, Finished, JournalError, SettingsDamaged, read_settings
 from pipegen.jobs.key_map import KeyMap
 from pipegen.jobs.row_keys import Keys, context_of
@@ -47,7 +47,7 @@ def finished_rows(
 
 def start_export(
     folder: str | os.PathLike[str],
-    requests: Iterable[tuple[K, Request | Unread]],
+    requests: Requests[K],
     *,
     image_policy: ImagePolicy | None = None,
     policy: RequestPolicy | None = None,

@@ -21,7 +21,7 @@ from pipegen.core.foreign_calls import attempt
 from pipegen.core.slots import Slot, is_ok
 from pipegen.drivers.arguments import admitted, pair, prepare_batch, record_of
 from pipegen.io.jsonl import from_plain, written_from
-from pipegen.jobs.conversations import with_turn
+from pipegen.jobs.conversations import ReadRequest, with_turn
 from pipegen.jobs.in_flight import killed
 from pipegen.jobs.journal import Finished
 from pipegen.jobs.key_map import KeyMap, entry_of, key_in, number_in
@@ -36,6 +36,7 @@ from pipegen.records.scores import Scored
 __all__ = [
     "Again",
     "Kept",
+    "Requests",
     "Row",
     "Unread",
     "kept_slot",
@@ -78,6 +79,10 @@ class Unread:
         """The request, parsed."""
 
 
+Requests: TypeAlias = Iterable[tuple[K, Request | Unread]]
+"""Requests, each with the caller's name for it."""
+
+
 class Row(NamedTuple, Generic[K]):
     """One request of the job: the caller's name for it, itself (admitted: see
     `pipegen.drivers.batch`), its key, and what reads the slot of a finished one.
@@ -96,7 +101,7 @@ class Row(NamedTuple, Generic[K]):
     """Whether it killed its process before, and is asked again: no other row is beside it."""
     options: GenerationOptions | None = None
     """Its own options, without those of the run."""
-    unread: Callable[[], Slot[GenerationRequest]] | None = None
+    unread: ReadRequest | None = None
     """Reads the request, where a finished row was recognised without it: `request` is not it."""
 
     @property
@@ -118,7 +123,7 @@ class Row(NamedTuple, Generic[K]):
 
 
 def rows_of(
-    requests: Iterable[tuple[K, Request | Unread]],
+    requests: Requests[K],
     finished: Finished,
     keys: Keys,
     options: GenerationOptions | None,
@@ -211,7 +216,7 @@ def rows_of(
 
 
 def missing_rows(
-    requests: Callable[[], Iterable[tuple[K, Request | Unread]]],
+    requests: Callable[[], Requests[K]],
     finished: Finished,
     keys: Keys,
     options: GenerationOptions | None,
@@ -250,7 +255,7 @@ def missing_rows(
 
 
 def _unfinished(
-    requests: Iterable[tuple[K, Request | Unread]],
+    requests: Requests[K],
     finished: Finished,
     key_map: KeyMap,
     part: tuple[int, int] | None,
@@ -363,7 +368,7 @@ def _finished(
     finished: Finished,
     key: str,
     id: Callable[[], str | None],
-    request: Callable[[], Slot[GenerationRequest]] | None,
+    request: ReadRequest | None,
     as_written: bool = False,
 ) -> Any:
     """The row's slot, with this request's id, where it is finished; `Written` where that is wanted,

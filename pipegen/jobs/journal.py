@@ -7,8 +7,7 @@ opening a journal parses no JSON:
 
     {"key":"<32 hexadecimal digits>","crc":"<8 hexadecimal digits>", ...the slot as plain data...}
 
-The checksum is the CRC-32 of the key and of what follows the checksum. Lines of older versions have
-none.
+The checksum is the CRC-32 of the key and of what follows the checksum.
 
 **Writing.** One `write` for each row, which has returned before the row is given out: what a killed
 process had acknowledged is kept. A thread syncs what was written, at most once a second; only a
@@ -33,7 +32,6 @@ import errno
 import json
 import logging
 import os
-import re
 import threading
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -45,7 +43,7 @@ from returns.result import Result
 from pipegen.core.foreign_calls import attempt
 from pipegen.core.slots import is_ok
 from pipegen.jobs.new_file import JournalError, new_file, refused, sync_folder
-from pipegen.jobs.row_keys import MARK
+from pipegen.jobs.row_keys import MARK, RULE
 from pipegen.records import strict_json
 
 __all__ = [
@@ -72,10 +70,6 @@ FORM = 1
 SYNC_EVERY = 1.0
 """Seconds between two syncs, at least."""
 _log = logging.getLogger("pipegen")
-_HEAD = re.compile(rb'\{"key":"([0-9a-f]{32})",(?:"crc":"([0-9a-f]{8})",|(?="(?:id|answer)": ))')
-"""How a line begins: with a checksum, or, where an older version wrote it, with the first field of
-a row or of a step.
-"""
 _BEGINS, _GOES_ON = b'{"key":"', b'","crc":"'
 _KEY, _CRC = slice(8, 40), slice(49, 57)
 """Where the key and the checksum are in a line."""
@@ -87,7 +81,7 @@ _SHORT = slice(_KEY.start, _KEY.start + _DIGITS)
 _MARK = slice(_KEY.stop - MARK, _KEY.stop)
 _BETWEEN = slice(_KEY.stop, _CRC.start)
 _FIRST = 59
-"""Where the values begin in a line with a checksum."""
+"""Where the values begin in a line."""
 _SUMMED = slice(_CRC.stop, None)
 """What is summed with the key."""
 _BUFFER = 2**16
@@ -186,10 +180,9 @@ class Finished:
                 raise
         if line[_KEY] != key.encode():
             return None  # another key with the same first digits: the row is asked again
-        start = _start_of(line)
-        if start:
-            return line[start:]
-        begins = _HEAD.match(line)
+        if _is_whole(line):
+            return line[_FIRST:]
+        begins = line.startswith(_BEGINS) and line[_BETWEEN] == _GOES_ON
         self.forget(
             key, "it does not agree with its checksum" if begins else "it is no line of a journal"
         )
@@ -232,19 +225,15 @@ class Finished:
         row_count, marks = len(index), self.marks
         damaged: list[int] = []
         for count, line in enumerate(stream, 1):
-            if (  # as `_start_of` tells it, without a call for each line
+            if not (  # as `_is_whole` tells it, without a call for each line
                 b"%08x" % crc32(line[_SUMMED], crc32(line[_KEY])) == line[_CRC]
                 and line[_BETWEEN] == _GOES_ON
                 and line.startswith(_BEGINS)
             ):
-                start = _FIRST
-            elif not line.endswith(b"\n"):
-                break  # the last line is torn: it is being written, or its writer was killed
-            else:
-                start = _start_of(line)
-            if not start:
+                if not line.endswith(b"\n"):
+                    break  # the last line is torn: it is being written, or its writer was killed
                 damaged.append(count)
-            elif not line.startswith(_FAILED, start):
+            elif not line.startswith(_FAILED, _FIRST):
                 index[int(line[_SHORT], 16)] = number | offset
             elif index.get(short := int(line[_SHORT], 16), _FAILED_BIT) & _FAILED_BIT:
                 index[short] = number | offset | _FAILED_BIT
@@ -270,18 +259,10 @@ def _file_and_offset(place: int) -> tuple[int, int]:
     return place >> _OFFSET_BITS, place & ((1 << _OFFSET_BITS) - 1)
 
 
-def _start_of(line: bytes) -> int:
-    """Where the values of a line begin, which older versions wrote without a checksum; 0 for a line
-    that is damaged.
-    """
-    head = _HEAD.match(line)
-    if head is None or not (
-        line.endswith(b"}\n")
-        if head[2] is None
-        else b"%08x" % crc32(line[_SUMMED], crc32(head[1])) == head[2]
-    ):
-        return 0
-    return _FIRST if head[2] else head.end()
+def _is_whole(line: bytes) -> bool:
+    """Whether a line is as it was written, by its checksum."""
+    checksum = b"%08x" % crc32(line[_SUMMED], crc32(line[_KEY]))
+    return checksum == line[_CRC] and line[_BETWEEN] == _GOES_ON and line.startswith(_BEGINS)
 
 
 class Journal(Finished):
@@ -541,6 +522,7 @@ _SETTINGS: Mapping[str, type[Any]] = {
     "plugins": list,
     "version": str,
     "options": dict,
+    "engines": list,
 }
 
 
@@ -559,7 +541,9 @@ def read_settings(folder: Path) -> dict[str, Any] | None:
         values = strict_json.load(data.decode())
     except (strict_json.NotStrict, UnicodeDecodeError) as refusal:
         raise SettingsDamaged(f"{path} is damaged, or no job's: {refusal}") from None
-    if isinstance(values, dict) and values.get("form", FORM) != FORM:
+    if isinstance(values, dict) and (
+        values.get("form", FORM) != FORM or values.get("keys", RULE) != RULE
+    ):
         raise JournalError(
             f"{path} is of another version of pipegen, or no job's; give another folder"
         )
@@ -575,23 +559,16 @@ def read_settings(folder: Path) -> dict[str, Any] | None:
 
 
 def _are_settings(values: Any) -> bool:
-    """Whether this has the form of a run's settings, those of earlier versions too."""
-    if not isinstance(values, dict) or not all(
-        isinstance(values.get(name), kind) for name, kind in _SETTINGS.items()
-    ):
-        return False
-    engines = values.get("engines", [])
+    """Whether this has the form of a run's settings."""
     return (
-        isinstance(engines, list)
-        and all(isinstance(engine, dict) for engine in engines)
-        and ("engines" in values or "model" in values)
+        isinstance(values, dict)
+        and all(isinstance(values.get(name), kind) for name, kind in _SETTINGS.items())
+        and all(isinstance(engine, dict) for engine in values["engines"])
     )
 
 
 def _are_runs(runs: Any) -> bool:
-    return isinstance(runs, dict) and all(
-        _are_settings(run) and "engines" in run for run in runs.values()
-    )
+    return isinstance(runs, dict) and all(map(_are_settings, runs.values()))
 
 
 def write_settings(folder: Path, values: Mapping[str, Any]) -> None:

@@ -13,7 +13,6 @@ ordinal. Failed answers are not kept.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -28,7 +27,7 @@ from pipegen.engines.protocol import answers_depend_on
 from pipegen.io.answer_lines import answer_from, answer_to_plain
 from pipegen.jobs.job_rows import Row
 from pipegen.jobs.journal import STEPS, Journal
-from pipegen.jobs.row_keys import call_key, in_keys
+from pipegen.jobs.row_keys import Settings, call_key, in_keys
 from pipegen.records import strict_json
 
 __all__ = ["Steps", "Turn"]
@@ -36,7 +35,7 @@ __all__ = ["Steps", "Turn"]
 K = TypeVar("K")
 
 
-_NONE: Mapping[str, Any] = immutabledict()
+_NONE: Settings = immutabledict()
 
 
 class Turn(Generic[K]):
@@ -51,7 +50,7 @@ class Turn(Generic[K]):
 class Steps:
     """The steps of a job's folder. Raises `JournalError` as `Journal` does."""
 
-    def __init__(self, folder: Path, settings: Mapping[str, Any] = _NONE) -> None:
+    def __init__(self, folder: Path, settings: Settings = _NONE) -> None:
         self._folder, self._settings = folder, settings
         self._engines: dict[int, tuple[Any, str]] = {}
         """By the id of a call's backend: it, and what its answers depend on, as that was at its
@@ -103,9 +102,7 @@ class Steps:
         """
         backend = wanted.backend
         if id(backend) not in self._engines:
-            depends = json.dumps(
-                in_keys(answers_depend_on(backend), self._settings), sort_keys=True
-            )
+            depends = json.dumps(in_keys(answers_depend_on(backend)), sort_keys=True)
             self._engines[id(backend)] = backend, depends
         at = [row.place, row.sample, len(row.answers)]
         depends = self._engines[id(backend)][1]

@@ -21,7 +21,6 @@ import sys
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, Self, TypeAlias, TypeVar
 
@@ -36,7 +35,7 @@ from pipegen.drivers.progress import Progress, watched
 from pipegen.engines.settings import ModelLoadConfig
 from pipegen.io.table_out import AnswerTable
 from pipegen.io.tables import Block, Columns, Row
-from pipegen.jobs.history import earlier_models, note_run, settings_of
+from pipegen.jobs.history import note_run, settings_of
 from pipegen.jobs.replica import Replica
 from pipegen.jobs.row_keys import Keys
 from pipegen.records.parse_request import request_from
@@ -121,9 +120,7 @@ class Generate:
         )
         self._settings = None if folder is None else settings_of(route, self._options, version)
         if folder is not None and self._settings is not None:
-            self._settings, _ = note_run(
-                folder, self._settings, earlier_of=partial(earlier_models, route)
-            )
+            self._settings, _ = note_run(folder, self._settings)
 
     async def __call__(self, table: pa.Table) -> pa.Table:
         """The table with the columns of its answers. Raises where the engine cannot go on."""

@@ -11,8 +11,7 @@ answers. A key ends with its mark, by which `pipegen.jobs.history` tells with wh
 was made.
 
 Some spellings mean the same: a schema's titles and descriptions, `1` and `1.0`, `localhost` and
-`127.0.0.1`. Folders that this version begins take them as equal; `job.json` says so with `keys`. A
-folder of an earlier version keeps its rule, so its rows are reused.
+`127.0.0.1`. They are equal in keys.
 
 Some versions of transformers change messages before the chat template reads them. A key names the
 changes that bear on its request: the prompt is another one then. Requests without such messages have
@@ -49,6 +48,7 @@ __all__ = [
     "MARK",
     "RULE",
     "SHARED_MARK",
+    "Settings",
     "Counts",
     "Keys",
     "call_key",
@@ -59,22 +59,22 @@ __all__ = [
 ]
 
 _SHARED = ("engines", "pipeline", "plugins", "version")
-"""The settings that are part of every key. Earlier versions of pipegen had only the `model` of the
-engines.
-"""
+"""The settings that are part of every key."""
 SHARED_MARK, MARK = 5, 12
 """Digits at the end of a key: the first of them for the shared settings, all of them for these and
 the row's resolved options.
 """
+Settings: TypeAlias = Mapping[str, Any]
+"""The settings of a run, or of one engine of it, as plain data: see `pipegen.jobs.history`."""
 RULE = 2
-"""The rule of keys in folders that this version begins. In those without one each spelling counts."""
-Reading: TypeAlias = Literal["as written", "numbers", "bare"]
-"""What of a schema counts: all, all but how numbers are written, or neither that nor what is said
-about it.
+"""The rule of keys, which `job.json` names: folders with another one are not read."""
+Reading: TypeAlias = Literal["numbers", "bare"]
+"""What of a schema counts: all but how numbers are written, or neither that nor what is said about
+it.
 """
 
 
-def mark_of(settings: Mapping[str, Any]) -> str:
+def mark_of(settings: Settings) -> str:
     """The end of the keys of the rows that were made with these settings, and with no options of
     their own.
     """
@@ -84,19 +84,15 @@ def mark_of(settings: Mapping[str, Any]) -> str:
     return _mark(_shared(settings), SHARED_MARK) + mark
 
 
-def in_keys(engine: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
+def in_keys(engine: Settings) -> dict[str, Any]:
     """What an engine's answers depend on, as the keys of a run have it.
 
     >>> engine = {"base_url": "http://localhost:8000", "extra_body": {"top_a": 1.0}}
-    >>> in_keys(engine, {"keys": RULE})
+    >>> in_keys(engine)
     {'base_url': 'http://127.0.0.1:8000', 'extra_body': {'top_a': 1}}
     """
-    model, values = engine.get("model"), dict(engine)
+    values = dict(engine)
     values.pop("adapters", None)  # which are part of the keys of the rows that name them
-    if isinstance(model, str):
-        values["model"] = settings.get("weights", {}).get(model, model)
-    if settings.get("keys", 1) < RULE:
-        return values
     for name in ("base_url", "model"):
         if isinstance(values.get(name), str):
             values[name] = _LOCALHOST.sub("127.0.0.1", values[name])
@@ -115,17 +111,19 @@ def _shortest(value: Any) -> Any:
     return [_shortest(inner) for inner in value] if isinstance(value, (list, tuple)) else value
 
 
-def _reading(settings: Mapping[str, Any]) -> Reading:
-    """A chat server may show its model the words of a schema, so they count there."""
-    if settings.get("keys", 1) < RULE:
-        return "as written"
-    chat = any("base_url" in engine and "model" not in engine for engine in settings["engines"])
+def _reading(settings: Settings) -> Reading:
+    """A chat server may show its model the words of a schema, so they count there, and where the
+    engines are not known.
+    """
+    engines = settings.get("engines")
+    if engines is None:
+        return "numbers"
+    chat = any("base_url" in engine and "model" not in engine for engine in engines)
     return "numbers" if chat else "bare"
 
 
-def _shared(settings: Mapping[str, Any]) -> bytes:
-    names = _SHARED if "engines" in settings else ("model", *_SHARED[1:])
-    return json.dumps([settings[name] for name in names], sort_keys=True).encode()
+def _shared(settings: Settings) -> bytes:
+    return json.dumps([settings[name] for name in _SHARED], sort_keys=True).encode()
 
 
 def _mark(data: bytes, digits: int) -> str:
@@ -134,9 +132,7 @@ def _mark(data: bytes, digits: int) -> str:
     return blake2b(data, digest_size=8).hexdigest()[:digits]
 
 
-def context_of(
-    settings: Mapping[str, Any], policy: RequestPolicy | None, reading: str = ""
-) -> list[Any]:
+def context_of(settings: Settings, policy: RequestPolicy | None, reading: str = "") -> list[Any]:
     """What the keys of a run's requests depend on, besides the requests: the settings, what
     requests may ask for, and how they are read.
     """
@@ -144,7 +140,7 @@ def context_of(
         {
             name: settings.get(name)
             for name in (*_SHARED, "options", "turns", "rewrites", "keys", "adapters")
-            if name in settings or name not in ("keys", "adapters")
+            if name in settings or name != "adapters"
         },
         repr(policy or RequestPolicy()),
         reading,
@@ -156,7 +152,7 @@ class Keys:
     ones are counted.
     """
 
-    def __init__(self, settings: Mapping[str, Any]) -> None:
+    def __init__(self, settings: Settings) -> None:
         from hashlib import blake2b  # importing pipegen loads no hashlib
 
         self._blake2b = blake2b
@@ -164,7 +160,7 @@ class Keys:
         self._turns = str(settings.get("turns", "")).encode()
         self._rewrites: Sequence[str] = settings.get("rewrites", ())
         self._adapters: Mapping[str, str] = settings.get("adapters", {})
-        self._mark = _mark(self._shared, SHARED_MARK) if "engines" in settings else None
+        self._mark = _mark(self._shared, SHARED_MARK)
         self._reading = _reading(settings)
         self._counts = Counts()
 
@@ -191,9 +187,7 @@ class Keys:
     def later(self, request: GenerationRequest, times: int) -> str:
         """The key of a request before which so many equal ones came."""
         options, mark = _options(request.options, self._reading, self._adapter_of(request.options))
-        digest = self._blake2b(
-            self._shared, digest_size=16 if self._mark is None else 16 - MARK // 2
-        )
+        digest = self._blake2b(self._shared, digest_size=16 - MARK // 2)
         digest.update(options)
         digest.update(content_of(request))
         if request.turns:
@@ -204,7 +198,7 @@ class Keys:
             digest.update(self._blake2b(piece, digest_size=16).digest())
         if times:
             digest.update(str(times).encode())
-        return digest.hexdigest() + (self._mark + mark if self._mark is not None else "")
+        return digest.hexdigest() + self._mark + mark
 
 
 _THOUGHTS = ("reasoning_content", "thinking", "reasoning")
@@ -238,7 +232,7 @@ def _contents(request: GenerationRequest) -> Iterator[bytes]:
 
 
 def call_key(
-    row: str, number: Any, engine: str, asked: Any, settings: Mapping[str, Any] = immutabledict()
+    row: str, number: Any, engine: str, asked: Any, settings: Settings = immutabledict()
 ) -> str:
     """The key of one input of a row's call: the row's key, the number of the call, what the
     engine's answers depend on, and what is asked of it in a run of these settings.
@@ -294,7 +288,7 @@ def _options(
     for name, entry in OPTIONS.items():
         if entry.row.later and name not in changed:
             del values[name]
-    if reading != "as written" and values["json_schema"] is not None:
+    if values["json_schema"] is not None:
         values["json_schema"] = json.dumps(_schema(json.loads(values["json_schema"]), reading))
     uses_generation_config = options is not None and bool(options.use_generation_config)
     content = [values, uses_generation_config, *([adapter] if adapter else [])]

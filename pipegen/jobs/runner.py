@@ -10,7 +10,6 @@ import contextlib
 import math
 import os
 from collections.abc import Callable, Generator, Iterable, Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any, Generic, Self, TypeVar
 
@@ -29,9 +28,9 @@ from pipegen.drivers.arguments import (
 )
 from pipegen.drivers.drive import Drive
 from pipegen.drivers.mapping import flow_of
-from pipegen.jobs.history import Made, changes, earlier_models, made_before, note_run, settings_of
+from pipegen.jobs.history import Made, changes, made_before, note_run, settings_of
 from pipegen.jobs.in_flight import InFlight, is_of_rows_in_flight, remove_left
-from pipegen.jobs.job_rows import Row, Unread, missing_rows, retry_of, rows_of
+from pipegen.jobs.job_rows import Requests, Row, missing_rows, retry_of, rows_of
 from pipegen.jobs.journal import (
     SETTINGS,
     Journal,
@@ -106,12 +105,7 @@ class Job(Iterator[T], Generic[T]):
         """The finished rows on disk."""
         try:
             remove_stale(folder)
-            self.settings, last_settings = note_run(
-                folder,
-                settings,
-                rows=len(self.journal),
-                earlier_of=partial(earlier_models, route),
-            )
+            self.settings, last_settings = note_run(folder, settings, rows=len(self.journal))
             self.changed = (
                 () if last_settings is None else tuple(changes(last_settings, self.settings))
             )
@@ -313,7 +307,7 @@ def _is_sequence(requests: Any) -> bool:
 
 def start_job(
     route: Pipe[GenerationRequest, Answer],
-    requests: Iterable[tuple[K, Request | Unread]],
+    requests: Requests[K],
     folder: str | os.PathLike[str],
     options: Options | None = None,
     *,
@@ -325,7 +319,7 @@ def start_job(
     restart: bool = False,
     grace: float = GRACE,
     refuse: Callable[[K], GenerationError | None] = lambda key: None,
-    again: Callable[[], Iterable[tuple[K, Request | Unread]]] | None = None,
+    again: Callable[[], Requests[K]] | None = None,
     reading: str = "",
     stamp: str = "",
     as_written: bool = False,

@@ -30,7 +30,7 @@ from pipegen.media.source import bad_source
 from pipegen.records.engine_list import shown
 from pipegen.records.fields import InvalidField, nearest
 from pipegen.records.frozen import NOTHING, printed
-from pipegen.records.messages import VideoSource, numbered
+from pipegen.records.messages import ImageSource, VideoSource, numbered
 from pipegen.records.option_table import OPTIONS
 from pipegen.records.options import (
     ChatTemplateOptions,
@@ -182,34 +182,9 @@ def check_support(
     if refusal is not None:
         return Failure(refusal)
     sources = job.request.sources
-    videos = sum(isinstance(source, VideoSource) for source in sources)
-    images = len(sources) - videos
-    if videos and "videos" not in capabilities.honours:
-        because = capabilities.no_videos_because or capabilities.reason
-        if not because and capabilities.engine in ENGINES:
-            because = "chosen frames and their times cannot be sent to it"
-        return Failure(
-            UnsupportedMultimodal(
-                f"{shown(capabilities.engine)} takes no videos{f': {because}' if because else ''}"
-            )
-        )
-    if videos and capabilities.max_videos is not None and videos > capabilities.max_videos:
-        message = (
-            f"{shown(capabilities.engine)} takes at most {capabilities.max_videos} videos in a"
-            f" request, and this one has {videos}"
-        )
-        return Failure(UnsupportedMultimodal(message))
-    if images and "images" not in capabilities.honours:
-        because = f": {capabilities.reason}" if capabilities.reason else ""
-        return Failure(
-            UnsupportedMultimodal(f"{shown(capabilities.engine)} takes no images{because}")
-        )
-    if images and capabilities.max_images is not None and images > capabilities.max_images:
-        message = (
-            f"{shown(capabilities.engine)} takes at most {capabilities.max_images} images in a"
-            f" request, and this one has {images}"
-        )
-        return Failure(UnsupportedMultimodal(message))
+    words = _not_taken(sources, capabilities) if sources else None
+    if words is not None:
+        return Failure(UnsupportedMultimodal(f"{shown(capabilities.engine)} takes {words}"))
     for index, source in numbered(sources):
         frames = source.frames if isinstance(source, VideoSource) else ()
         if source.unread is not None:
@@ -239,6 +214,30 @@ def check_support(
                 )
             )
     return Success(job)
+
+
+def _not_taken(sources: Sequence[ImageSource], capabilities: Capabilities) -> str | None:
+    """What of images and videos the engine does not take, in words."""
+    videos = sum(isinstance(source, VideoSource) for source in sources)
+    foreign = (
+        ""
+        if capabilities.engine not in ENGINES
+        else "chosen frames and their times cannot be sent to it"
+    )
+    for kind, count, most, because in (
+        (
+            "videos",
+            videos,
+            capabilities.max_videos,
+            capabilities.no_videos_because or capabilities.reason or foreign,
+        ),
+        ("images", len(sources) - videos, capabilities.max_images, capabilities.reason),
+    ):
+        if count and kind not in capabilities.honours:
+            return f"no {kind}{f': {because}' if because else ''}"
+        if most is not None and count > most:
+            return f"at most {most} {kind} in a request, and this one has {count}"
+    return None
 
 
 def _answered(job: ResolvedRequest) -> InvalidRequest | None:

@@ -6,49 +6,32 @@ from __future__ import annotations
 
 import json
 import socket
-import threading
 from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
+from support.loopback import JsonHandler, Loopback
 
 pytest.importorskip("aiohttp")
 pytest.importorskip("tenacity")
 Command = Callable[..., Any]
 
 
-class Stub(ThreadingHTTPServer):
-    """One chat server. `sent` holds (path, headers, body) of each request."""
-
-    daemon_threads = True
-
-    def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), Handler)
-        self.sent: list[tuple[str, dict[str, str], dict[str, Any]]] = []
-        self.url = f"http://127.0.0.1:{self.server_port}"
+USAGE = {"prompt_tokens": 9, "completion_tokens": 3, "total_tokens": 12}
 
 
-class Handler(BaseHTTPRequestHandler):
-    server: Any
-    protocol_version = "HTTP/1.1"
-
+class Handler(JsonHandler):
     def do_GET(self) -> None:
-        self.answer(
-            {
-                "object": "list",
-                "data": [{"id": "Qwen/Qwen3-4B", "object": "model", "max_model_len": 4096}],
-            }
-        )
+        model = {"id": "Qwen/Qwen3-4B", "object": "model", "max_model_len": 4096}
+        self.send({"object": "list", "data": [model]})
 
     def do_POST(self) -> None:
-        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        body = self.body()
         self.server.sent.append((self.path, dict(self.headers), body))
         if body["messages"][-1]["content"] == "break":
-            self.answer(
-                {"error": {"message": "no such thing", "type": "BadRequestError", "code": 400}}, 400
-            )
+            fields = {"type": "BadRequestError", "code": 400}
+            self.send({"error": {"message": "no such thing", **fields}}, 400)
         elif body.get("stream"):
             deltas: list[dict[str, Any]] = [
                 {"role": "assistant", "content": ""},
@@ -60,68 +43,25 @@ class Handler(BaseHTTPRequestHandler):
                 {"index": 0, "delta": delta, "finish_reason": None} for delta in deltas
             ]
             choices.append({"index": 0, "delta": {}, "finish_reason": "stop"})
-            events: list[dict[str, Any]] = [
-                {"id": "c", "object": "chat.completion.chunk", "model": "m", "choices": [choice]}
-                for choice in choices
-            ]
-            usage = {"prompt_tokens": 9, "completion_tokens": 3, "total_tokens": 12}
-            events.append(
-                {
-                    "id": "c",
-                    "object": "chat.completion.chunk",
-                    "model": "m",
-                    "choices": [],
-                    "usage": usage,
-                }
-            )
-            self.write(
-                b"".join(f"data: {json.dumps(event)}\n\n".encode() for event in events)
-                + b"data: [DONE]\n\n",
-                "text/event-stream",
-            )
+            chunk = {"id": "c", "object": "chat.completion.chunk", "model": "m"}
+            events = [{**chunk, "choices": [choice]} for choice in choices]
+            self.send_events(*events, {**chunk, "choices": [], "usage": USAGE})
         else:
             message = {"role": "assistant", "content": "Hello", "reasoning_content": "Hm."}
             choice = {"index": 0, "message": message, "finish_reason": "stop"}
-            usage = {"prompt_tokens": 9, "completion_tokens": 3, "total_tokens": 12}
-            self.answer(
-                {
-                    "id": "c",
-                    "object": "chat.completion",
-                    "model": "m",
-                    "choices": [choice],
-                    "usage": usage,
-                }
-            )
-
-    def answer(self, value: Any, status: int = 200) -> None:
-        self.write(json.dumps(value).encode(), "application/json", status)
-
-    def write(self, data: bytes, kind: str, status: int = 200) -> None:
-        self.send_response(status)
-        self.send_header("Content-Type", kind)
-        self.send_header("Content-Length", str(len(data)))
-        self.end_headers()
-        self.wfile.write(data)
-
-    def log_message(self, format: str, *args: Any) -> None:
-        """Say nothing."""
+            completion = {"id": "c", "object": "chat.completion", "model": "m"}
+            self.send({**completion, "choices": [choice], "usage": USAGE})
 
 
 @pytest.fixture
-def stub() -> Iterator[Stub]:
-    server = Stub()
-    thread = threading.Thread(
-        target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True
-    )
-    thread.start()
-    yield server
-    server.shutdown()
-    server.server_close()
-    thread.join()
+def stub() -> Iterator[Any]:
+    """A chat server. `sent` holds (path, headers, body) of each request."""
+    with Loopback(Handler, sent=[]) as server:
+        yield server
 
 
 @pytest.fixture
-def chat_file(tmp_path: Path, stub: Stub, monkeypatch: pytest.MonkeyPatch) -> Path:
+def chat_file(tmp_path: Path, stub: Any, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("MY_KEY", "sk-secret")
     file = tmp_path / "chat.yaml"
     file.write_text(f"""
@@ -143,7 +83,7 @@ agents:
 
 
 def test_both_servers_are_asked_and_reasoning_is_apart(
-    command: Command, chat_file: Path, stub: Stub
+    command: Command, chat_file: Path, stub: Any
 ) -> None:
     ran = command("chat", "--config", chat_file, "Hi", "--json")
     assert ran.code == 0, ran.err
@@ -159,7 +99,7 @@ def test_both_servers_are_asked_and_reasoning_is_apart(
 
 
 def test_a_dry_run_shows_the_requests_without_keys_and_sends_nothing(
-    command: Command, chat_file: Path, stub: Stub
+    command: Command, chat_file: Path, stub: Any
 ) -> None:
     ran = command("chat", "--config", chat_file, "Hi", "--dry-run")
     assert ran.code == 0
@@ -173,9 +113,7 @@ def test_a_dry_run_shows_the_requests_without_keys_and_sends_nothing(
     assert stub.sent == []
 
 
-def test_what_a_dry_run_shows_is_what_is_sent(
-    command: Command, chat_file: Path, stub: Stub
-) -> None:
+def test_what_a_dry_run_shows_is_what_is_sent(command: Command, chat_file: Path, stub: Any) -> None:
     shown = command("chat", "--config", chat_file, "Hi", "--dry-run").out
     command("chat", "--config", chat_file, "Hi", "--json")
     sent = {
@@ -187,7 +125,7 @@ def test_what_a_dry_run_shows_is_what_is_sent(
 
 # H9
 def test_an_option_that_a_server_lacks_fails_that_answer(
-    command: Command, chat_file: Path, stub: Stub
+    command: Command, chat_file: Path, stub: Any
 ) -> None:
     chat_file.write_text(chat_file.read_text().replace("type: sglang", "type: vllm"))
     ran = command("chat", "--config", chat_file, "Hi", "--dry-run")
@@ -196,7 +134,7 @@ def test_an_option_that_a_server_lacks_fails_that_answer(
 
 
 def test_an_option_that_a_plain_server_may_not_know_says_how_to_send_it(
-    command: Command, chat_file: Path, stub: Stub
+    command: Command, chat_file: Path, stub: Any
 ) -> None:
     chat_file.write_text(f"backend: {{type: openai, model: m, base_url: '{stub.url}', top_k: 5}}")
     ran = command("chat", "--config", chat_file, "Hi", "--dry-run")
@@ -217,7 +155,7 @@ def test_a_server_that_refuses_leaves_no_key_in_the_error(
 
 
 def test_a_server_that_is_down_fails_its_own_answer_and_says_what_to_do(
-    command: Command, chat_file: Path, stub: Stub
+    command: Command, chat_file: Path, stub: Any
 ) -> None:
     with socket.socket() as bound:  # bound, but not listening: nobody else gets this port meanwhile
         bound.bind(("127.0.0.1", 0))
@@ -233,7 +171,7 @@ def test_a_server_that_is_down_fails_its_own_answer_and_says_what_to_do(
 
 
 def test_a_version_of_its_own_is_asked_as_it_stands(
-    command: Command, chat_file: Path, stub: Stub
+    command: Command, chat_file: Path, stub: Any
 ) -> None:
     chat_file.write_text(chat_file.read_text().replace(f"{stub.url}/v1", f"{stub.url}/api/paas/v4"))
     assert command("chat", "--config", chat_file, "Hi", "--json").code == 0
@@ -244,7 +182,7 @@ def test_a_version_of_its_own_is_asked_as_it_stands(
 
 
 def test_generate_asks_a_server_and_answers_batch_lines_in_their_form(
-    command: Command, jsonl: Any, stub: Stub, monkeypatch: pytest.MonkeyPatch
+    command: Command, jsonl: Any, stub: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from pipegen.cli import usage
 
@@ -315,7 +253,7 @@ def real(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_what_a_server_is_asked_otherwise_is_asked_again(
-    first: list[str], second: list[str], command: Command, stub: Stub, jsonl: Any, tmp_path: Path
+    first: list[str], second: list[str], command: Command, stub: Any, jsonl: Any, tmp_path: Path
 ) -> None:
     asked, file, out = (
         [],
@@ -347,7 +285,7 @@ def test_what_a_server_is_asked_otherwise_is_asked_again(
     ],
 )
 def test_how_a_server_is_asked_keeps_the_rows(
-    flags: list[str], command: Command, stub: Stub, jsonl: Any, tmp_path: Path
+    flags: list[str], command: Command, stub: Any, jsonl: Any, tmp_path: Path
 ) -> None:
     file, out = jsonl({"messages": [{"role": "user", "content": "Hi"}]}), tmp_path / "out.jsonl"
     for more, url in ([], stub.url), (flags, f"{stub.url}/v1/"):
@@ -362,7 +300,7 @@ def test_how_a_server_is_asked_keeps_the_rows(
 
 @pytest.mark.usefixtures("real")
 def test_a_run_names_few_of_the_other_settings(
-    command: Command, stub: Stub, jsonl: Any, tmp_path: Path
+    command: Command, stub: Any, jsonl: Any, tmp_path: Path
 ) -> None:
     file, out = jsonl({"messages": [{"role": "user", "content": "Hi"}]}), tmp_path / "out.jsonl"
     for number in range(6):

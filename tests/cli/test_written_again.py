@@ -11,6 +11,7 @@ import pytest
 
 import pipegen as pg
 from pipegen.io.jsonl import Written
+from pipegen.jobs.journal import Journal
 from pipegen.jobs.key_map import KEY_MAP
 from pipegen.records.results import Encoded
 from pipegen.testing.fake import FakeEngine
@@ -77,7 +78,7 @@ def test_a_finished_job_is_written_again_with_the_same_bytes(
     assert len(engine.calls) == asked
 
 
-def test_results_of_an_earlier_version_are_written_as_this_one_writes_them(
+def test_results_that_lack_a_field_are_written_as_this_version_writes_them(
     command: Command, jsonl: Any, tmp_path: Path
 ) -> None:
     source, out = jsonl({"id": "a", "prompt": "one"}), tmp_path / "out.jsonl"
@@ -87,8 +88,10 @@ def test_results_of_an_earlier_version_are_written_as_this_one_writes_them(
     journal = tmp_path / "out.jsonl.job" / "results-0001.jsonl"
     values = json.loads(journal.read_bytes())
     key = values.pop("key")
-    del values["crc"], values["thinking"]  # which earlier versions did not have
-    journal.write_text(f'{{"key":"{key}",{json.dumps(values)[1:]}\n')
+    del values["crc"], values["thinking"]
+    journal.unlink()
+    with Journal(journal.parent) as written:
+        written.append(key, values)
     assert command(*generate).code == 0
     assert out.read_bytes() == first
 

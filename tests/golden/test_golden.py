@@ -37,7 +37,7 @@ from pipegen.backends.checkpoint.tokenizers import HFRenderer, HFTokenizer
 from pipegen.cli import main
 from pipegen.cli.app import ORDER
 from pipegen.cli.demo import BROKEN, IMAGES
-from pipegen.jobs.row_keys import RULE, Keys
+from pipegen.jobs.row_keys import Keys
 from pipegen.records.engine_list import TYPES
 from pipegen.records.option_table import OPTIONS
 from pipegen.records.options import options_from, resolve
@@ -416,9 +416,8 @@ def keys(run: Place) -> object:
     shown = []
     for name, line in asked.items():
         slot = request_from(line)
-        for rule in (1, RULE):
-            made = slot.map(Keys({**settings, "keys": rule}).of).value_or("refused")
-            shown.append(f"{name}, rule {rule}: {made}")
+        made = slot.map(Keys(settings).of).value_or("refused")
+        shown.append(f"{name}: {made}")
     return "\n".join(shown)
 
 

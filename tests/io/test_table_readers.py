@@ -260,18 +260,18 @@ def test_lines_and_tables_say_by_one_name_how_an_answer_ended(tmp_path: Path) ->
         assert not [name for name in names if name.startswith("finish") and name != "finish"]
 
 
-def test_a_table_of_an_earlier_version_is_read(tmp_path: Path) -> None:
+def test_a_table_without_the_columns_of_ids_and_counts_is_read(tmp_path: Path) -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     from pipegen.io.results_in import results_in
 
-    sample = {"text": "one", "finish_reason": "eos", "completion_tokens": 2}
+    sample = {"text": "one", "finish": "eos", "completion_tokens": 2}
     row = {
         "id": "a",
         "ok": True,
         "text": "one",
-        "finish_reason": "length",
+        "finish": "length",
         "samples": [sample],
         "options": "{}",
     }

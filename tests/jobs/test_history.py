@@ -11,18 +11,11 @@ from typing import Any
 import pytest
 
 import pipegen as pg
-from pipegen.core.errors import CallFailed
 from pipegen.engines.plugin import Plugin
-from pipegen.io.jsonl import to_plain
 from pipegen.jobs import history
-from pipegen.jobs.journal import Journal
 from pipegen.testing.fake import FakeEngine
 
 PROMPTS = [{"prompt": f"prompt {number}"} for number in range(6)]
-EARLIER_KEYS = ("16f65c81950d4a4d899b7bdfd4bc3281", "4ada3afd345644fb57ed74e51e21f709")
-"""What earlier versions knew the first two by, asked of the scripted engine with temperature
-0.7.
-"""
 
 
 class Set(FakeEngine):
@@ -176,47 +169,6 @@ def test_only_so_many_runs_are_remembered(tmp_path: Path, monkeypatch: pytest.Mo
     assert (job.before, sum(count for count, _ in job.made_before.others)) == (4, 4)
 
 
-def earlier_job(folder: Path) -> None:
-    """The folder of a job as earlier versions wrote it: keys of the model, the pipeline, plugins
-    and version, without marks.
-    """
-    engine = FakeEngine("old<|im_end|>")
-    settings = {
-        "model": [engine.identity],
-        "pipeline": pg.route(engine).stages,
-        "plugins": [],
-        "version": "",
-        "options": {"temperature": 0.7},
-    }
-    (folder / "job.json").write_text(json.dumps({"form": 1, **settings}) + "\n")
-    with Journal(folder) as journal:
-        for key, slot in zip(
-            EARLIER_KEYS, pg.run(pg.route(engine), PROMPTS[:2], {"temperature": 0.7}), strict=True
-        ):
-            journal.append(key, to_plain(slot))
-
-
-def test_a_job_of_an_earlier_version_is_opened_and_asked_again_once(tmp_path: Path) -> None:
-    earlier_job(tmp_path)
-    rows = [slot for _, slot in pg.finished_rows(tmp_path, enumerate(PROMPTS))]
-    assert [slot is not None for slot in rows] == [True, True, False, False, False, False]
-    for reused, alike in ((0, 0), (6, 6)):
-        job = run(tmp_path, PROMPTS, {"temperature": 0.7})
-        words = (
-            "settings that job.json does not name, such as those of an earlier version of pipegen"
-        )
-        assert (job.reused, job.made_before) == (reused, (alike, ((2, words),)))
-    assert all(slot is not None for _, slot in pg.finished_rows(tmp_path, enumerate(PROMPTS)))
-
-
-def test_a_run_on_a_job_of_an_earlier_version_says_so(tmp_path: Path) -> None:
-    earlier_job(tmp_path)
-    assert run(tmp_path, PROMPTS).changed == (
-        "the requests before are of an earlier version of pipegen",
-        "temperature was 0.7, is 0.0",
-    )
-
-
 def test_a_fallback_counts_by_what_it_falls_back_for(tmp_path: Path) -> None:
     def own(error: pg.GenerationError) -> bool:
         return True
@@ -320,27 +272,6 @@ def test_what_tools_tell_a_model_is_part_of_the_key(setting: Any, tmp_path: Path
     assert run(tmp_path, requests, route=agent(**setting)).reused == 1
 
 
-class Weights(Set):
-    """An engine whose model had another identity in earlier versions."""
-
-    def __init__(self, model: str, earlier: str) -> None:
-        super().__init__(model=model)
-        self.identity = model
-        self.earlier_identities = {model: earlier}
-
-
-def test_a_folder_with_an_earlier_digest_of_the_weights_is_reused(tmp_path: Path) -> None:
-    def of(engine: Any) -> Any:
-        return run(tmp_path, PROMPTS, route=pg.route(engine))
-
-    of(Set(model="sampled"))
-    once = of(Weights("whole", "sampled"))
-    assert (once.reused, once.changed) == (6, ())
-    other = of(Weights("other", "sampled"))  # which the samples did not see
-    assert (other.reused, other.changed) == (0, ("the model is another",))
-    assert [of(Weights(name, "sampled")).reused for name in ("whole", "other")] == [6, 6]
-
-
 def schema(**words: Any) -> dict[str, Any]:
     inner = {"type": "integer", **({"description": "its age"} if words else {})}
     return {"json_schema": {"type": "object", "properties": {"title": inner}, **words}}
@@ -399,35 +330,6 @@ def test_settings_that_mean_the_same_are_one(
         run(tmp_path, PROMPTS, route=pg.route(Set(**values))).reused for values in (one, other)
     ]
     assert counts == [0, 6 * reused]
-
-
-def test_a_folder_of_an_earlier_version_keeps_its_keys(tmp_path: Path) -> None:
-    route, options = pg.route(FakeEngine("{}<|im_end|>")), schema(title="Cat")
-    run(tmp_path, PROMPTS, options, route)
-    rows = [tmp_path / "results-0001.jsonl", tmp_path / "job.json"]
-    new = [path.read_bytes() for path in rows]
-    settings = json.loads(new[1])
-    for values in (settings, *settings["runs"].values()):
-        del values["keys"]
-    for path in tmp_path.iterdir():
-        path.unlink()
-    del settings["runs"]
-    rows[1].write_text(json.dumps(settings))
-    run(tmp_path, PROMPTS, options, route)
-    assert rows[0].read_bytes()[:40] != new[0][:40]
-    assert "keys" not in json.loads(rows[1].read_text())
-    assert run(tmp_path, PROMPTS, options, route).reused == 6
-    assert run(tmp_path, PROMPTS, schema(title="Dog"), route).reused == 0
-
-
-def test_a_model_that_cannot_be_read_ends_the_look_at_its_earlier_identities() -> None:
-    class Engine(FakeEngine):
-        @property
-        def earlier_identities(self) -> dict[str, str]:
-            raise CallFailed(pg.BackendFailed("no such file"))
-
-    with pytest.raises(pg.BackendFailed, match="no such file"):
-        history.earlier_models(pg.route(Engine("a")))
 
 
 def test_an_adapter_that_has_changed_counts_for_the_rows_that_name_it(tmp_path: Path) -> None:

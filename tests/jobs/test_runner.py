@@ -568,13 +568,13 @@ def test_many_finished_rows_behind_one_that_is_asked_are_not_all_held(
 
 
 def test_equal_requests_are_counted_however_many_there_are() -> None:
-    keys = Keys({"model": [], "pipeline": "", "plugins": [], "version": "", "options": {}})
+    keys = Keys({"engines": [], "pipeline": "", "plugins": [], "version": "", "options": {}})
     requests = [
         pg.TextGenerationRequest(prompt=f"prompt {number % 2000}") for number in range(5000)
     ]
     found = [keys.of(request) for request in requests]
     assert len(set(found)) == 5000
-    again = Keys({"model": [], "pipeline": "", "plugins": [], "version": "", "options": {}})
+    again = Keys({"engines": [], "pipeline": "", "plugins": [], "version": "", "options": {}})
     assert [again.of(request) for request in requests] == found
 
 

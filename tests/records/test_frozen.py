@@ -117,10 +117,10 @@ def test_the_options_of_the_run_are_merged_with_each_requests_own() -> None:
 
 @pytest.mark.parametrize("where", CARRIERS)
 def test_rows_of_a_job_have_keys_of_their_own(where: str) -> None:
-    keys = Keys({"model": [], "pipeline": "", "plugins": [], "version": "", "options": {}})
+    keys = Keys({"engines": [], "pipeline": "", "plugins": [], "version": "", "options": {}})
     requests = [pg.request_from(CARRIERS[where](value)).unwrap() for value in ALIKE[:-2]]
     found = {keys.of(request) for request in requests}
-    again = Keys({"model": [], "pipeline": "", "plugins": [], "version": "", "options": {}})
+    again = Keys({"engines": [], "pipeline": "", "plugins": [], "version": "", "options": {}})
     assert found == {again.of(request) for request in reversed(requests)}, (
         "a key that counts equal ones would depend on the order"
     )

@@ -9,14 +9,13 @@ import contextlib
 import json
 import random
 import shutil
-import threading
 from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import launch
 import pytest
+from support.loopback import JsonHandler, Loopback
 
 import pipegen as pg
 
@@ -136,12 +135,12 @@ def test_each_fault_of_a_proxy_is_named_and_no_other(
 def proxy(url: str, ask: Any, answer: Any) -> Iterator[str]:
     """The address of a server that sends on to another one, and changes what goes by chat."""
 
-    class Handler(BaseHTTPRequestHandler):
+    class Handler(JsonHandler):
         def do_GET(self) -> None:
             self.send_on(None)
 
         def do_POST(self) -> None:
-            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            body = self.body()
             if ask is not None and self.path.endswith("/chat/completions"):
                 ask(body)
             self.send_on(body)
@@ -153,23 +152,10 @@ def proxy(url: str, ask: Any, answer: Any) -> Iterator[str]:
                 values = json.loads(text)
                 answer(values)
                 text = json.dumps(values)
-            self.send_response(status)
-            self.send_header("Content-Type", kind)
-            self.send_header("Content-Length", str(len(text.encode())))
-            self.end_headers()
-            self.wfile.write(text.encode())
+            self.send(text.encode(), status, {"Content-Type": kind})
 
-        def log_message(self, format: str, *args: Any) -> None:
-            """Say nothing."""
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        try:
-            yield f"http://127.0.0.1:{server.server_port}"
-        finally:
-            server.shutdown()
-            thread.join()
+    with Loopback(Handler) as server:
+        yield server.url
 
 
 def edited(folder: str, place: Path, **files: Any) -> str:

@@ -7,33 +7,23 @@ it away without a word. Of stops that complete with one token, the first of the 
 
 from __future__ import annotations
 
-import json
-import threading
 from collections.abc import Callable, Sequence
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, NamedTuple
+
+from support.loopback import JsonHandler, Loopback
 
 __all__ = ["StoppingServer"]
 
 
-class StoppingServer(ThreadingHTTPServer):
+class StoppingServer(Loopback):
     """The server. `answer`, which is the whole text to a prompt, `width` and `dialect` may be set
     between requests; `asked` counts the calls.
     """
 
-    daemon_threads = True
-    request_queue_size = 256
-
     def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), _Handler)
-        self.url = f"http://127.0.0.1:{self.server_port}"
+        super().__init__(_Handler)
         self.answer: Callable[[str], str] = lambda prompt: prompt
         self.dialect, self.width, self.asked = "vllm", 1, 0
-        threading.Thread(target=lambda: self.serve_forever(0.01), daemon=True).start()
-
-    def __exit__(self, *error: object) -> None:
-        self.shutdown()
-        self.server_close()
 
 
 class _Made(NamedTuple):
@@ -57,19 +47,15 @@ def _made(text: str, stops: Sequence[str], most: int, width: int, *, keeps_stop:
     return _Made(seen, len(pieces) + 1, "stop", None)  # with the end token
 
 
-class _Handler(BaseHTTPRequestHandler):
-    server: Any
-    protocol_version = "HTTP/1.1"
-    wbufsize = -1  # head and body in one packet
-
+class _Handler(JsonHandler):
     def do_GET(self) -> None:
         models = {"data": [{"id": "toy", "max_model_len": 4096}]}
-        self._send(json.dumps(models if self.path == "/v1/models" else {"version": "0"}))
+        self.send(models if self.path == "/v1/models" else {"version": "0"})
 
     def do_POST(self) -> None:
-        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        body = self.body()
         if self.path != "/v1/chat/completions":  # a request that is given up
-            self._send("{}")
+            self.send({})
             return
         server = self.server
         server.asked += 1
@@ -80,7 +66,7 @@ class _Handler(BaseHTTPRequestHandler):
         usage = {"prompt_tokens": len(prompt), "completion_tokens": made.pieces}
         if not body.get("stream"):
             whole = self._choice("message", made, made.text, range(made.pieces), last=True)
-            self._send(json.dumps({"choices": [whole], "usage": usage}))
+            self.send({"choices": [whole], "usage": usage})
             return
         width, count = server.width, made.pieces
         events = [
@@ -94,8 +80,7 @@ class _Handler(BaseHTTPRequestHandler):
             for place in range(count)
         ]
         told = [*({"choices": [event]} for event in events), {"choices": [], "usage": usage}]
-        lines = [*map(json.dumps, told), "[DONE]"]
-        self._send("".join(f"data: {line}\n\n" for line in lines), "text/event-stream")
+        self.send_events(*told)
 
     def _choice(
         self, name: str, made: _Made, text: str, ids: Sequence[int], *, last: bool
@@ -110,14 +95,3 @@ class _Handler(BaseHTTPRequestHandler):
         elif self.server.dialect == "sglang":
             choice["matched_stop"] = made.stop if last else None
         return choice
-
-    def _send(self, text: str, kind: str = "application/json") -> None:
-        data = text.encode()
-        self.send_response(200)
-        self.send_header("Content-Type", kind)
-        self.send_header("Content-Length", str(len(data)))
-        self.end_headers()
-        self.wfile.write(data)
-
-    def log_message(self, format: str, *args: Any) -> None:
-        """Say nothing."""

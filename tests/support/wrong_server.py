@@ -15,8 +15,9 @@ import re
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
+
+from support.loopback import JsonHandler, Loopback
 
 import pipegen as pg
 
@@ -106,31 +107,22 @@ FIELDS = {
 }
 
 
-class ModelServer(ThreadingHTTPServer):
+class ModelServer(Loopback):
     """Serves one model at a time; `fault` and `route` may be set between requests."""
 
-    daemon_threads = True
-    request_queue_size = 256
-
     def __init__(self, route: pg.Route, dialect: str = "vllm") -> None:
-        super().__init__(("127.0.0.1", 0), _Handler)
+        super().__init__(_Handler)
         self.route, self.dialect, self.fault = route, dialect, RIGHT
-        self.url = f"http://127.0.0.1:{self.server_port}"
         self.sent: list[dict[str, Any]] = []
         self._waiting: queue.Queue[tuple[Asked, str, list[Any], threading.Event] | None] = (
             queue.Queue()
         )
         self._kept: dict[str, Any] = {}
-        for work in (self._work, lambda: self.serve_forever(poll_interval=0.01)):
-            threading.Thread(target=work, daemon=True).start()
-
-    def __enter__(self) -> ModelServer:
-        return self
+        threading.Thread(target=self._work, daemon=True).start()
 
     def __exit__(self, *_: object) -> None:
         self._waiting.put(None)
-        self.shutdown()
-        self.server_close()
+        super().__exit__()
 
     def made(self, asked: Asked, way: str) -> Row:
         """The row, made with whatever else waits."""
@@ -243,30 +235,27 @@ def _named(token: int, value: float) -> dict[str, Any]:
     return {"token": f"token_id:{token}", "logprob": value}
 
 
-class _Handler(BaseHTTPRequestHandler):
-    server: Any
-    protocol_version = "HTTP/1.1"
-
+class _Handler(JsonHandler):
     def do_GET(self) -> None:
         if self.path == "/v1/models":
             owner = "vllm" if self.server.dialect == "vllm" else "me"
-            self._send(
+            self.send(
                 {
                     "object": "list",
                     "data": [{"id": "embedded", "owned_by": owner, "max_model_len": 4096}],
                 }
             )
         elif self.path == "/version" and self.server.dialect == "vllm":
-            self._send({"version": "0.32.0"})
+            self.send({"version": "0.32.0"})
         else:
-            self._send({"error": {"message": "Not Found"}}, 404)
+            self.send({"error": {"message": "Not Found"}}, 404)
 
     def do_POST(self) -> None:
-        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        body = self.body()
         self.server.sent.append(body)
         chat = self.path == "/v1/chat/completions"
         if not chat and self.path != "/v1/completions":
-            self._send({"detail": "Not Found"}, 404)
+            self.send({"detail": "Not Found"}, 404)
             return
         options = {
             name: body[field] for field, name in FIELDS.items() if body.get(field) is not None
@@ -285,15 +274,12 @@ class _Handler(BaseHTTPRequestHandler):
         try:
             rows = self._made(asked, "chat" if chat else "ids", body.get("n") or 1)
         except Exception as raised:  # noqa: BLE001
-            self._send(
-                {"error": {"message": str(raised)}},
-                400,
-            )
+            self.send({"error": {"message": str(raised)}}, 400)
             return
         if body.get("stream"):
-            self._send_events(self.server.fault.events(self._events(rows[0])))
+            self.send_events(*self.server.fault.events(self._events(rows[0])))
         else:
-            self._send(self._chat(rows, body) if chat else self._completion(rows[0]))
+            self.send(self._chat(rows, body) if chat else self._completion(rows[0]))
 
     def _made(self, asked: Asked, way: str, count: int) -> list[Row]:
         """The rows of the choices that were asked for, as the fault leaves them."""
@@ -393,23 +379,3 @@ class _Handler(BaseHTTPRequestHandler):
                 "usage": self._usage(row),
             },
         ]
-
-    def _send_events(self, events: list[Any]) -> None:
-        data = (
-            b"".join(b"data: " + json.dumps(event).encode() + b"\n\n" for event in events)
-            + b"data: [DONE]\n\n"
-        )
-        self._write(data, "text/event-stream")
-
-    def _send(self, value: Any, status: int = 200) -> None:
-        self._write(json.dumps(value).encode(), "application/json", status)
-
-    def _write(self, data: bytes, kind: str, status: int = 200) -> None:
-        self.send_response(status)
-        self.send_header("Content-Type", kind)
-        self.send_header("Content-Length", str(len(data)))
-        self.end_headers()
-        self.wfile.write(data)
-
-    def log_message(self, format: str, *args: Any) -> None:
-        """Say nothing."""

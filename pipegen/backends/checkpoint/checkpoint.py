@@ -18,7 +18,7 @@ from immutabledict import immutabledict
 from returns.result import Failure
 
 from pipegen.backends.checkpoint import image_processors as processors
-from pipegen.backends.checkpoint.file_digests import earlier_identity_of, identity_of
+from pipegen.backends.checkpoint.file_digests import identity_of
 from pipegen.backends.checkpoint.kept_facts import KeptFacts
 from pipegen.backends.checkpoint.load_errors import (
     adapter_folders_of,
@@ -119,13 +119,6 @@ class Checkpoint:
         folders = self._folders
         with loading(self.load, "the files", self.source):
             return identity_of(*folders, whole=self.load.check_weights)
-
-    @cached_property
-    def earlier_identity(self) -> str:
-        """The identity that earlier versions of pipegen gave these files."""
-        folders = self._folders
-        with loading(self.load, "the files", self.source):
-            return earlier_identity_of(*folders)
 
     @cached_property
     def fact(self) -> KeptFacts:

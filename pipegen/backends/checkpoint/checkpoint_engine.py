@@ -37,13 +37,6 @@ class HasModelMetadata:
     def identity(self) -> str:
         return self._checkpoint.identity
 
-    @property
-    def earlier_identities(self) -> Mapping[str, str]:
-        """See `earlier_identities_of`. Samples do not tell what all bytes were."""
-        if self._checkpoint.load.check_weights:
-            return {}
-        return {self._checkpoint.identity: self._checkpoint.earlier_identity}
-
     def _depends_on(self, values: Mapping[str, Any]) -> dict[str, Any]:
         """See `answers_depend_on`; `values` are the settings that change answers."""
         checkpoint = self._checkpoint

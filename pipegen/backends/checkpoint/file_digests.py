@@ -8,8 +8,6 @@ too.
 
 A digest is kept, beside what the files' sizes and times were. A start that finds them as they were
 reads no file.
-
-Earlier versions sampled each file. They missed many tensors. Jobs that began so keep that digest.
 """
 
 from __future__ import annotations
@@ -25,7 +23,7 @@ from typing import Any, BinaryIO, NamedTuple
 
 from pipegen.backends.checkpoint.verdicts import keep, kept
 
-__all__ = ["WEIGHTS", "earlier_identity_of", "header_of", "identity_of"]
+__all__ = ["WEIGHTS", "header_of", "identity_of"]
 
 WEIGHTS = frozenset({".safetensors", ".bin", ".pt", ".pth", ".gguf"})
 """How names of files end that have weights."""
@@ -120,27 +118,6 @@ def _read(folders: Sequence[Path], whole: bool) -> str:
                     pieces = _all(opened) if whole else _pieces(file, opened, size)
                 for piece in pieces:
                     digest.update(piece)
-        digest.update(b"\0\0")
-    return digest.hexdigest()
-
-
-def earlier_identity_of(*folders: Path) -> str:
-    """The digest that earlier versions of pipegen computed."""
-    from hashlib import blake2b
-
-    digest = blake2b(digest_size=16)
-    for folder in folders:
-        for file in sorted(folder.iterdir()):
-            if file.suffix not in _WHOLE | WEIGHTS or not file.is_file():
-                continue
-            size = file.stat().st_size
-            digest.update(f"\0{file.name}\0{size}\0".encode())
-            with file.open("rb") as opened:
-                if file.suffix in _WHOLE and size <= _LARGE:
-                    digest.update(opened.read())
-                else:
-                    for piece in _samples(opened, size):
-                        digest.update(piece)
         digest.update(b"\0\0")
     return digest.hexdigest()
 

@@ -13,7 +13,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from pipegen.backends.checkpoint import file_digests
-from pipegen.backends.checkpoint.file_digests import earlier_identity_of, identity_of
+from pipegen.backends.checkpoint.file_digests import identity_of
 from pipegen.backends.hf.hf_engine import HFEngine
 from pipegen.engines.settings import ModelLoadConfig
 
@@ -105,17 +105,8 @@ def test_a_job_with_checked_weights_takes_no_rows_of_samples(tmp_path: Path) -> 
         for checks in (False, True)
     ]
     sampled, whole = engines
-    assert (len(sampled.earlier_identities), whole.earlier_identities) == (1, {})
     assert sampled.identity == identity_of(tmp_path / "a")
     assert whole.identity == identity_of(tmp_path / "a", whole=True)
-
-
-def test_the_digest_of_earlier_versions_is_as_it_was(tmp_path: Path) -> None:
-    folder = tmp_path / "a"
-    folder.mkdir()
-    (folder / "config.json").write_text("{}")
-    (folder / "model.safetensors").write_bytes(bytes(range(256)) * 4096)
-    assert earlier_identity_of(folder) == "c50d73b7566d5b17bac2ddbdd0215610"
 
 
 @pytest.mark.parametrize(

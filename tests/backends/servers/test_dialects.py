@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import pytest
+from support.loopback import JsonHandler, Loopback
 
 from pipegen.core.errors import BackendFailed, CallFailed
 
@@ -16,44 +14,24 @@ pytest.importorskip("aiohttp")
 from pipegen.backends.servers.dialects import dialect_of, find_dialect
 
 
-class Handler(BaseHTTPRequestHandler):
-    server: Any
-
+class Handler(JsonHandler):
     def do_GET(self) -> None:
         wanted = self.server.key
-        data = (
-            self.server.body
-            if wanted is None or self.headers["Authorization"] == f"Bearer {wanted}"
-            else b"{}"
-        )
-        self.send_response(200 if data != b"{}" else 401)
-        self.send_header("Content-Length", str(len(data)))
-        self.end_headers()
-        self.wfile.write(data)
-
-    def log_message(self, format: str, *args: Any) -> None:
-        """Say nothing."""
+        known = wanted is None or self.headers["Authorization"] == f"Bearer {wanted}"
+        self.send(self.server.listed if known else {}, 200 if known else 401)
 
 
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     for name in ("VLLM_API_KEY", "SGLANG_API_KEY", "OPENAI_API_KEY"):
         monkeypatch.delenv(name, raising=False)
-    made: Any = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    made.key, made.body, made.url = None, b"not JSON", f"http://127.0.0.1:{made.server_port}"
-    thread = threading.Thread(
-        target=made.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True
-    )
-    thread.start()
-    yield made
-    made.shutdown()
-    made.server_close()
-    thread.join()
+    with Loopback(Handler, key=None, listed=b"not JSON") as made:
+        yield made
 
 
 @pytest.mark.parametrize("owner", ["vllm", "sglang"])
 def test_the_owner_of_the_models_says_which_it_is(server: Any, owner: str) -> None:
-    server.body = json.dumps({"data": [{"id": "m", "owned_by": owner}]}).encode()
+    server.listed = {"data": [{"id": "m", "owned_by": owner}]}
     assert find_dialect(server.url + "/v1") == owner
 
 
@@ -66,7 +44,7 @@ def test_the_owner_of_the_models_says_which_it_is(server: Any, owner: str) -> No
 )
 def test_any_other_list_is_that_of_a_plain_server(server: Any, listed: Any) -> None:
     assert dialect_of(listed) == "plain"
-    server.body = json.dumps(listed).encode()
+    server.listed = listed
     assert find_dialect(server.url) == "plain"
 
 
@@ -77,10 +55,7 @@ def test_a_list_that_cannot_be_read_is_that_of_a_plain_server(server: Any) -> No
 def test_the_keys_of_all_kinds_of_servers_are_tried(
     server: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    server.key, server.body = (
-        "secret",
-        json.dumps({"data": [{"id": "m", "owned_by": "sglang"}]}).encode(),
-    )
+    server.key, server.listed = "secret", {"data": [{"id": "m", "owned_by": "sglang"}]}
     assert find_dialect(server.url) == "plain"
     assert find_dialect(server.url, api_key="secret") == "sglang"
     monkeypatch.setenv("SGLANG_API_KEY", "secret")

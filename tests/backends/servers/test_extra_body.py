@@ -4,13 +4,11 @@ nearest one.
 
 from __future__ import annotations
 
-import json
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import pytest
+from support.loopback import JsonHandler, Loopback
 
 import pipegen as pg
 from pipegen.backends.servers.extra_body import schema_fields, unknown_field
@@ -37,43 +35,22 @@ def schema_of(**fields: list[str]) -> dict[str, Any]:
     return {"paths": paths, "components": {"schemas": kinds}}
 
 
-class Handler(BaseHTTPRequestHandler):
-    server: Any
-
+class Handler(JsonHandler):
     def do_GET(self) -> None:
         self.server.asked.append(self.path)
         page = self.server.pages.get(self.path)
-        self._answer(404 if page is None else 200, {} if page is None else page)
+        self.send({} if page is None else page, 404 if page is None else 200)
 
     def do_POST(self) -> None:
-        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        self.server.bodies.append(body)
-        self._answer(200, {"choices": [{"index": 0, **COMPLETION}]})
-
-    def _answer(self, status: int, value: Any) -> None:
-        data = value if isinstance(value, bytes) else json.dumps(value).encode()
-        self.send_response(status)
-        self.send_header("Content-Length", str(len(data)))
-        self.end_headers()
-        self.wfile.write(data)
-
-    def log_message(self, format: str, *args: Any) -> None:
-        """Say nothing."""
+        self.server.bodies.append(self.body())
+        self.send({"choices": [{"index": 0, **COMPLETION}]})
 
 
 @pytest.fixture
 def server() -> Iterator[Any]:
-    made: Any = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    made.asked, made.bodies, made.url = [], [], f"http://127.0.0.1:{made.server_port}"
-    made.pages = {"/v1/models": {"data": [{"id": "m"}]}}
-    thread = threading.Thread(
-        target=made.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True
-    )
-    thread.start()
-    yield made
-    made.shutdown()
-    made.server_close()
-    thread.join()
+    pages = {"/v1/models": {"data": [{"id": "m"}]}}
+    with Loopback(Handler, asked=[], bodies=[], pages=pages) as made:
+        yield made
 
 
 def answer(server: Any, dialect: Any, rows: int = 1, **extra_body: Any) -> Any:

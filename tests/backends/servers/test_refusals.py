@@ -4,15 +4,13 @@ be sent again, and what to do.
 
 from __future__ import annotations
 
-import json
 import socket
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
+from support.loopback import JsonHandler, Loopback
 
 import pipegen as pg
 from pipegen.core.errors import GenerationError
@@ -26,43 +24,23 @@ from pipegen.backends.servers.server_errors import unreachable
 HI = {"messages": [{"role": "user", "content": "Hi"}]}
 
 
-class Refusing(BaseHTTPRequestHandler):
+class Refusing(JsonHandler):
     """Serves the model `m`, and answers each request with one status."""
 
-    server: Any
-
     def do_GET(self) -> None:
-        self._answer(200, {"object": "list", "data": [{"id": "m"}]})
+        self.send({"object": "list", "data": [{"id": "m"}]})
 
     def do_POST(self) -> None:
-        self.rfile.read(int(self.headers["Content-Length"]))
+        self.body()
         self.server.asked += 1
-        self._answer(self.server.status, self.server.answer)
-
-    def _answer(self, status: int, value: Any) -> None:
-        data = json.dumps(value).encode()
-        self.send_response(status)
-        self.send_header("Content-Length", str(len(data)))
-        self.end_headers()
-        self.wfile.write(data)
-
-    def log_message(self, format: str, *args: Any) -> None:
-        """Say nothing."""
+        self.send(self.server.answer, self.server.status)
 
 
 @pytest.fixture
 def server() -> Iterator[Any]:
-    made: Any = ThreadingHTTPServer(("127.0.0.1", 0), Refusing)
-    made.status, made.asked, made.url = 200, 0, f"http://127.0.0.1:{made.server_port}"
-    made.answer = {"error": {"message": "the server's words"}}
-    thread = threading.Thread(
-        target=made.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True
-    )
-    thread.start()
-    yield made
-    made.shutdown()
-    made.server_close()
-    thread.join()
+    answer = {"error": {"message": "the server's words"}}
+    with Loopback(Refusing, status=200, asked=0, answer=answer) as made:
+        yield made
 
 
 def asked(url: str, *, stream: bool = False, retries: int = 0) -> GenerationError:

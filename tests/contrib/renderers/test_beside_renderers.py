@@ -6,14 +6,12 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import json
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from support.loopback import JsonHandler, Loopback
 
 pytest.importorskip("httpx")
 theirs: Any = pytest.importorskip("renderers.client")
@@ -41,81 +39,37 @@ META = {
     "completion_tokens": 2,
     "output_token_logprobs": [[-0.1, 7, None], [0.0, 8, None]],
 }
-TOO_LONG = (
-    "The decoder prompt (length 3) is longer than the maximum model length of 2. Make sure that"
-    " `max_model_len` is no smaller."
-)
+REFUSALS = {
+    "long": (
+        "The decoder prompt (length 3) is longer than the maximum model length of 2. Make sure that"
+        " `max_model_len` is no smaller."
+    ),
+    "broken": "no such thing",
+}
+"""What is refused, by the model's name, and in which words."""
 
 
-class Handler(BaseHTTPRequestHandler):
-    server: Any
-
+class Handler(JsonHandler):
     def do_GET(self) -> None:
-        self.answer(
-            200, {"object": "list", "data": [{"id": "m", "max_model_len": self.server.limit}]}
-        )
+        self.send({"object": "list", "data": [{"id": "m", "max_model_len": self.server.limit}]})
 
     def do_POST(self) -> None:
-        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        body = self.body()
         self.server.sent.append((self.path, self.headers.get("X-A"), body))
-        if body.get("model") == "long":
-            self.answer(
-                400,
-                {
-                    "error": {
-                        "message": TOO_LONG,
-                        "type": "BadRequestError",
-                        "param": None,
-                        "code": 400,
-                    }
-                },
-            )
-        elif body.get("model") == "broken":
-            self.answer(
-                400,
-                {
-                    "error": {
-                        "message": "no such thing",
-                        "type": "BadRequestError",
-                        "param": None,
-                        "code": 400,
-                    }
-                },
-            )
+        refusal = REFUSALS.get(body.get("model"))
+        if refusal is not None:
+            fields = {"type": "BadRequestError", "param": None, "code": 400}
+            self.send({"error": {"message": refusal, **fields}}, 400)
+        elif self.path == "/inference/v1/generate":
+            self.send(VLLM)
         else:
-            self.answer(
-                200,
-                (
-                    VLLM
-                    if self.path == "/inference/v1/generate"
-                    else {"output_ids": [7, 8], "meta_info": META}
-                ),
-            )
-
-    def answer(self, status: int, value: Any) -> None:
-        data = json.dumps(value, separators=(",", ":")).encode()
-        self.send_response(status)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(data)))
-        self.end_headers()
-        self.wfile.write(data)
-
-    def log_message(self, format: str, *args: Any) -> None:
-        """Say nothing."""
+            self.send({"output_ids": [7, 8], "meta_info": META})
 
 
 @pytest.fixture
 def server() -> Iterator[Any]:
-    made: Any = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    made.sent, made.limit = [], 100
-    thread = threading.Thread(
-        target=made.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True
-    )
-    thread.start()
-    yield made
-    made.shutdown()
-    made.server_close()
-    thread.join()
+    with Loopback(Handler, sent=[], limit=100) as made:
+        yield made
 
 
 class Renderer:
@@ -136,7 +90,7 @@ class Renderer:
 def asked(server: Any, generate: Any, model: str = "m", **said: Any) -> dict[str, Any]:
     async def run() -> dict[str, Any]:
         async with openai.AsyncOpenAI(
-            base_url=f"http://127.0.0.1:{server.server_port}/v1", api_key="EMPTY", max_retries=0
+            base_url=f"{server.url}/v1", api_key="EMPTY", max_retries=0
         ) as client:
             result: dict[str, Any] = await generate(
                 client=client,
