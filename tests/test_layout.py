@@ -41,7 +41,7 @@ ROOMS = (
 )
 """Each imports only itself and those before it."""
 BUDGETS = {
-    "backends": 134_000,
+    "backends": 134_350,
     "cli": 40_700,
     "records": 38_300,
     "report": 33_850,
