@@ -43,13 +43,13 @@ ROOMS = (
 BUDGETS = {
     "backends": 134_350,
     "cli": 40_700,
-    "records": 38_300,
+    "records": 38_500,
     "report": 33_850,
     "drivers": 33_150,
     "jobs": 32_950,
     "testing": 25_250,
     "stages": 24_750,
-    "io": 21_150,
+    "io": 21_650,
     "template": 16_450,
     "core": 13_650,
     "media": 13_400,
@@ -76,6 +76,7 @@ INNER_NAMES = {
     "core.pipe": "EngineMap identity row_stage",
     "core.steps": "Branch Call EngineRequest Stage Step",
     "records": "strict_json",
+    "records.answer_parts": "texts_of",
     "records.codec": (
         "Declared declared decode encode error_from image_to_plain is_plain item_of "
         "options_to_plain without_null word_of"

@@ -16,14 +16,17 @@ from typing import Any, get_origin
 
 from toolz import dissoc
 
-from pipegen.core.errors import MalformedResponse, Refused
+from pipegen.core.errors import GenerationError, MalformedResponse, Refused
+from pipegen.core.functional import without_none
 from pipegen.core.slots import Slot
 from pipegen.io.answer_columns import answer_columns
 from pipegen.io.forms import TableError, form_of, open_bytes
 from pipegen.io.json_array import records_of
 from pipegen.io.jsonl import LineId, from_plain
+from pipegen.io.openai_batch import error_of_batch
 from pipegen.io.tables import read_table
 from pipegen.records import strict_json
+from pipegen.records.answer_parts import texts_of
 from pipegen.records.codec import declared, error_to_plain, is_plain, item_of
 from pipegen.records.fields import InvalidField
 from pipegen.records.finish_words import Meaning, meaning_of, word_of
@@ -186,40 +189,51 @@ _FINISH_OF: Mapping[Meaning, str] = {"stop": "eos", "length": "length", "failed"
 
 
 def _from_batch(values: Mapping[str, Any]) -> dict[str, Any]:
-    """A line of the OpenAI batch form."""
-    if values.get("error"):
-        error = values["error"]
-        inner = error.get("error") or {}
-        return {
-            "id": values["custom_id"],
-            "ok": False,
-            "error": {
-                "type": error.get("code"),
-                "message": error.get("message"),
-                "hint": inner.get("hint", ""),
-            },
-        }
-    body = values["response"].get("body") or {}
-    choice = (body.get("choices") or [{}])[0]
-    message = choice.get("message") or {}
+    """A line of the OpenAI batch form: of this library, of OpenAI, or of `vllm run-batch`."""
+    made = error_of_batch(values)
+    body = {} if made is not None else values["response"]["body"]
+    choices = body.get("choices")
+    listed = isinstance(choices, list) and all(isinstance(choice, Mapping) for choice in choices)
+    if made is None and (not listed or not choices):
+        made = MalformedResponse(f"the answer of the line has no choices, in {body!r:.300}")
+    answers = [] if made is not None else [_answer(choice) for choice in _in_order(choices)]
+    made = made or next((answer for answer in answers if isinstance(answer, GenerationError)), None)
+    if made is not None:
+        return {"id": values["custom_id"], "ok": False, "error": error_to_plain(made)}
     usage = body.get("usage") or {}
-    text = choice.get("text", message.get("content")) or ""
-    word = word_of(choice.get("finish_reason")) or "stop"
-    meaning, refusal = meaning_of(word), message.get("refusal") or ""
-    if meaning in ("refused", "unknown") or refusal:
-        error = (
-            MalformedResponse(f"finish_reason {word!r:.60} is no end that is known")
-            if meaning == "unknown"
-            else Refused(f"the server refused to answer ({word})", refusal=refusal, text=text)
-        )
-        return {"id": values["custom_id"], "ok": False, "error": error_to_plain(error)}
-    counts = {name: usage.get(name, 0) for name in ("prompt_tokens", "completion_tokens")}
+    counts = {name: usage.get(name) or 0 for name in ("prompt_tokens", "completion_tokens")}
     return {
         "id": values["custom_id"],
         "ok": True,
-        "text": text,
-        "raw_text": text,
-        "finish": _FINISH_OF[meaning],
+        **answers[0],
         **counts,
+        **({"samples": answers} if len(answers) > 1 else {}),
+    }
+
+
+def _in_order(choices: Sequence[Any]) -> list[Mapping[str, Any]]:
+    """The choices as they were asked for: servers give them as they end."""
+    return sorted(
+        choices, key=lambda choice: place if type(place := choice.get("index")) is int else 0
+    )
+
+
+def _answer(choice: Mapping[str, Any]) -> dict[str, Any] | GenerationError:
+    message = choice.get("message")
+    message = message if isinstance(message, Mapping) else {}
+    text, thought = texts_of(choice.get("text", message.get("content")))
+    names = ("reasoning_content", "reasoning")
+    reasoning = next((message[name] for name in names if message.get(name)), thought)
+    word = word_of(choice.get("finish_reason")) or "stop"
+    meaning, refusal = meaning_of(word), message.get("refusal") or ""
+    if meaning == "unknown":
+        return MalformedResponse(f"finish_reason {word!r:.60} is no end that is known")
+    if meaning == "refused" or refusal:
+        return Refused(f"the server refused to answer ({word})", refusal=refusal, text=text or "")
+    return {
+        "text": text or "",
+        "raw_text": text or "",
+        "finish": _FINISH_OF[meaning],
         "options": {},
+        **without_none({"reasoning": reasoning, "tool_calls": message.get("tool_calls") or None}),
     }

@@ -18,7 +18,7 @@ from pipegen.backends.servers import sglang_dialect, vllm_dialect
 from pipegen.backends.servers.choices import pieces, read_choice, whole
 from pipegen.backends.servers.extra_body import check_extra_body
 from pipegen.backends.servers.finishes import gives_up, refuses
-from pipegen.backends.servers.reading import error_message, found, malformed, merged, usage_of
+from pipegen.backends.servers.reading import error_message, malformed, merged, usage_of
 from pipegen.backends.servers.server_errors import classified, lengths_in
 from pipegen.backends.servers.wire import (
     Completion,
@@ -32,6 +32,7 @@ from pipegen.backends.servers.wire import (
 from pipegen.core.errors import GenerationError, PromptTooLong, Refused, UnsupportedOption
 from pipegen.core.functional import without_none
 from pipegen.core.slots import Slot
+from pipegen.records.answer_parts import texts_of
 from pipegen.records.engine_list import DIALECTS as ENGINES, Dialect, shown
 from pipegen.records.fields import unchecked_replace
 from pipegen.records.frozen import freeze
@@ -99,7 +100,7 @@ def _completion(
         message = {}
     if not isinstance(message, Mapping):
         return malformed(f"choices[0].{holder} is {type(message).__name__}, not an object")
-    text, thought = _texts_of(message.get("content"))
+    text, thought = texts_of(message.get("content"))
     names = [
         name for name in ("reasoning_content", "reasoning") if message.get(name) not in (None, "")
     ]
@@ -129,37 +130,6 @@ def _completion(
             answer_id=answer_id if isinstance(answer_id, str) else "",
         )
     )
-
-
-def _texts_of(content: object) -> tuple[object, str | None]:
-    """The text of a message, and what it thought, where its content is a list of parts.
-
-    >>> _texts_of([{"type": "thinking", "thinking": "Hm."}, {"type": "text", "text": "Hi"}])
-    ('Hi', 'Hm.')
-    """
-    if not isinstance(content, list):
-        return content, None
-    text, thought = "", ""
-    for part in content:
-        if isinstance(part, str):
-            text += part
-        elif isinstance(part, Mapping) and part.get("type") in _THOUGHTS:
-            words = found(("thinking", "reasoning", "summary", "text"), part)
-            inner, _ = _texts_of("" if words is None else words)
-            if not isinstance(inner, str):
-                return content, None
-            thought += inner
-        elif isinstance(part, Mapping) and isinstance(part.get("text"), str):
-            text += part["text"]
-        else:
-            return content, None
-    return text, thought or None
-
-
-_THOUGHTS = ("thinking", "redacted_thinking", "reasoning")
-"""The types of parts that hold what a model thought: Mistral's, Anthropic's and Databricks'. The
-words of one may be missing, or hidden.
-"""
 
 
 def _lacking(reply: WireReply, request: WireRequest) -> str:
