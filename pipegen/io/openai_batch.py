@@ -94,7 +94,7 @@ def is_batch(values: Mapping[str, Any]) -> bool:
 
 def request_from_batch(values: Mapping[str, Any], where: str) -> Slot[GenerationRequest]:
     """The request of a line of a batch file, or `InvalidRequest`, whose message begins with
-    `where`.
+    `where`. A line without a url, as Mistral and Fireworks take them, is one of a chat.
 
     >>> request_from_batch(
     ...     {"custom_id": "a", "url": "/v1/embeddings", "body": {}}, "line 1"
@@ -109,7 +109,7 @@ def request_from_batch(values: Mapping[str, Any], where: str) -> Slot[Generation
             f"{where}: there is no field {unknown!r} in a batch file's"
             f" line{nearest(unknown, ('custom_id', 'method', 'url', 'body'))}"
         )
-    name, body, url = values["custom_id"], values["body"], values.get("url")
+    name, body, url = values["custom_id"], values["body"], values.get("url", CHAT)
     if (
         not isinstance(name, str)
         or not name

@@ -190,17 +190,22 @@ _FINISH_OF: Mapping[Meaning, str] = {"stop": "eos", "length": "length", "failed"
 
 def _from_batch(values: Mapping[str, Any]) -> dict[str, Any]:
     """A line of the OpenAI batch form: of this library, of OpenAI, or of `vllm run-batch`."""
-    made = error_of_batch(values)
-    body = {} if made is not None else values["response"]["body"]
-    choices = body.get("choices")
-    listed = isinstance(choices, list) and all(isinstance(choice, Mapping) for choice in choices)
-    if made is None and (not listed or not choices):
-        made = MalformedResponse(f"the answer of the line has no choices, in {body!r:.300}")
-    answers = [] if made is not None else [_answer(choice) for choice in _in_order(choices)]
-    made = made or next((answer for answer in answers if isinstance(answer, GenerationError)), None)
-    if made is not None:
-        return {"id": values["custom_id"], "ok": False, "error": error_to_plain(made)}
-    usage = body.get("usage") or {}
+    error, answers = error_of_batch(values), list[dict[str, Any]]()
+    usage: Mapping[str, Any] = {}
+    if error is None:
+        body = values["response"]["body"]
+        choices, usage = body.get("choices"), body.get("usage") or {}
+        if not isinstance(choices, list) or not choices or not all(map(_is_choice, choices)):
+            error = MalformedResponse(f"the answer of the line has no choices, in {body!r:.300}")
+        else:  # in the order in which they were asked for, not in that in which they ended
+            for choice in sorted(choices, key=lambda choice: choice.get("index") or 0):
+                answer = _answer(choice)
+                if isinstance(answer, GenerationError):
+                    error = error or answer
+                else:
+                    answers.append(answer)
+    if error is not None:
+        return {"id": values["custom_id"], "ok": False, "error": error_to_plain(error)}
     counts = {name: usage.get(name) or 0 for name in ("prompt_tokens", "completion_tokens")}
     return {
         "id": values["custom_id"],
@@ -211,11 +216,8 @@ def _from_batch(values: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _in_order(choices: Sequence[Any]) -> list[Mapping[str, Any]]:
-    """The choices as they were asked for: servers give them as they end."""
-    return sorted(
-        choices, key=lambda choice: place if type(place := choice.get("index")) is int else 0
-    )
+def _is_choice(value: object) -> bool:
+    return isinstance(value, Mapping) and isinstance(value.get("index"), (int, type(None)))
 
 
 def _answer(choice: Mapping[str, Any]) -> dict[str, Any] | GenerationError:
@@ -229,7 +231,8 @@ def _answer(choice: Mapping[str, Any]) -> dict[str, Any] | GenerationError:
     if meaning == "unknown":
         return MalformedResponse(f"finish_reason {word!r:.60} is no end that is known")
     if meaning == "refused" or refusal:
-        return Refused(f"the server refused to answer ({word})", refusal=refusal, text=text or "")
+        words = text if isinstance(text, str) else ""
+        return Refused(f"the server refused to answer ({word})", refusal=refusal, text=words)
     return {
         "text": text or "",
         "raw_text": text or "",
