@@ -34,7 +34,10 @@ def events(*pieces: Any, done: bool = True) -> Canned:
 
 
 class CannedServer(ThreadingHTTPServer):
-    """The server. `bodies` are the requests as they came; `most` is how many were there at once."""
+    """The server. `bodies` are the requests as they came; `most` is how many were there at once.
+
+    `models` is what its `/v1/models` answers, and `looks` how often that was asked.
+    """
 
     daemon_threads = True
     request_queue_size = 512
@@ -44,6 +47,8 @@ class CannedServer(ThreadingHTTPServer):
         self.url = f"http://127.0.0.1:{self.server_port}"
         self.answers: Sequence[Canned] = answers
         self.bodies: list[Any] = []
+        self.models: Any = None
+        self.looks = 0
         self.lock = threading.Lock()
         threading.Thread(target=lambda: self.serve_forever(0.01), daemon=True).start()
 
@@ -69,6 +74,9 @@ class _Handler(BaseHTTPRequestHandler):
         """Say nothing."""
 
     def do_GET(self) -> None:
+        if self.path == "/v1/models" and self.server.models is not None:
+            self.server.looks += 1
+            return self._send(Canned(self.server.models))
         self._send(Canned({"detail": "Not Found"}, status=404))
 
     def do_POST(self) -> None:
