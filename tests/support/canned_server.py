@@ -76,8 +76,9 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         if self.path == "/v1/models" and self.server.models is not None:
             self.server.looks += 1
-            return self._send(Canned(self.server.models))
-        self._send(Canned({"detail": "Not Found"}, status=404))
+            self._send(Canned(self.server.models))
+        else:
+            self._send(Canned({"detail": "Not Found"}, status=404))
 
     def do_POST(self) -> None:
         length = int(self.headers.get("Content-Length", 0))
