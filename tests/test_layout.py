@@ -43,13 +43,13 @@ ROOMS = (
 BUDGETS = {
     "backends": 131_850,
     "cli": 40_700,
-    "records": 38_450,
+    "records": 38_700,
     "report": 33_850,
     "drivers": 33_050,
     "jobs": 32_000,
     "testing": 25_250,
     "stages": 24_850,
-    "io": 21_150,
+    "io": 21_600,
     "template": 16_450,
     "answer": 14_150,
     "core": 13_650,
@@ -76,6 +76,7 @@ INNER_NAMES = {
     "core.pipe": "EngineMap identity row_stage",
     "core.steps": "Branch Call EngineRequest Stage Step",
     "records": "strict_json",
+    "records.answer_parts": "texts_of",
     "records.codec": (
         "Declared declared decode encode error_from image_to_plain is_plain item_of "
         "options_to_plain without_null word_of"

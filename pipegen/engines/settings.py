@@ -446,7 +446,7 @@ class ServerSettings:
         float,
         number(low=0),
         Changes.NOTHING,
-        "Seconds for which a server that is away, or answers `later` (429, 503), is waited for.",
+        "Seconds for which a server that is away, or answers `later` (429, 503, 529), is waited for.",
     ] = 120.0
     batch_budget: Annotated[
         float | None,

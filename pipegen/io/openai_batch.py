@@ -13,6 +13,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -21,6 +22,7 @@ from typing import Any
 
 from returns.result import Failure
 
+from pipegen.core import errors
 from pipegen.core.errors import (
     BackendFailed,
     GenerationError,
@@ -30,8 +32,8 @@ from pipegen.core.errors import (
     Timeout,
 )
 from pipegen.core.slots import Slot, is_ok
-from pipegen.records.codec import error_to_plain
-from pipegen.records.fields import nearest
+from pipegen.records.codec import error_from, error_to_plain
+from pipegen.records.fields import InvalidField, nearest
 from pipegen.records.option_table import SERVER_NAMES
 from pipegen.records.options import in_our_words, option_names
 from pipegen.records.parse_request import request_from
@@ -39,7 +41,15 @@ from pipegen.records.request_forms import refused
 from pipegen.records.requests import GenerationRequest
 from pipegen.records.results import Finish, GenerationResult, TokenLogprob
 
-__all__ = ["CHAT", "COMPLETIONS", "ENDPOINTS", "batch_line", "is_batch", "request_from_batch"]
+__all__ = [
+    "CHAT",
+    "COMPLETIONS",
+    "ENDPOINTS",
+    "batch_line",
+    "error_of_batch",
+    "is_batch",
+    "request_from_batch",
+]
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 ENDPOINTS = (CHAT, COMPLETIONS)
@@ -84,7 +94,7 @@ def is_batch(values: Mapping[str, Any]) -> bool:
 
 def request_from_batch(values: Mapping[str, Any], where: str) -> Slot[GenerationRequest]:
     """The request of a line of a batch file, or `InvalidRequest`, whose message begins with
-    `where`.
+    `where`. A line without a url, as Mistral and Fireworks take them, is one of a chat.
 
     >>> request_from_batch(
     ...     {"custom_id": "a", "url": "/v1/embeddings", "body": {}}, "line 1"
@@ -99,7 +109,7 @@ def request_from_batch(values: Mapping[str, Any], where: str) -> Slot[Generation
             f"{where}: there is no field {unknown!r} in a batch file's"
             f" line{nearest(unknown, ('custom_id', 'method', 'url', 'body'))}"
         )
-    name, body, url = values["custom_id"], values["body"], values.get("url")
+    name, body, url = values["custom_id"], values["body"], values.get("url", CHAT)
     if (
         not isinstance(name, str)
         or not name
@@ -239,6 +249,38 @@ def batch_line(
         "usage": usage,
     }
     return {**line, "response": {**response, "body": body}, "error": None}
+
+
+def error_of_batch(values: Mapping[str, Any]) -> GenerationError | None:
+    """The error of an output line, in the form of this library, of OpenAI or of `vllm run-batch`;
+    None where it has an answer.
+
+    >>> error_of_batch({"response": {"status_code": 429, "body": None}, "error": None}).message
+    'the line has status 429 and no answer'
+    """
+    response = values.get("response")
+    response = response if isinstance(response, Mapping) else {}
+    body, status = response.get("body"), response.get("status_code", 200)
+    answer = body if isinstance(body, Mapping) else {}
+    error = values.get("error") or answer.get("error")
+    if not error and status == 200 and answer:
+        return None
+    outer = error if isinstance(error, Mapping) else {"message": error}
+    nested = outer.get("error")
+    inner = nested if isinstance(nested, Mapping) else outer
+    message = outer.get("message") or inner.get("message")
+    words = str(message or f"the line has status {status} and no answer")[:1000]
+    kind = outer.get("code")
+    if kind in errors.__all__:  # of this library
+        with contextlib.suppress(InvalidField):
+            return error_from({"type": kind, "message": words, "hint": inner.get("hint", "")})
+    if status == 429:
+        return RateLimited(words)
+    if status == 504:
+        return Timeout(words)
+    if status in range(400, 500):
+        return InvalidRequest(words)
+    return BackendFailed(words, backend="the server", scope="row")
 
 
 def _status(error: GenerationError) -> int:

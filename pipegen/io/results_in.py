@@ -16,14 +16,17 @@ from typing import Any, get_origin
 
 from toolz import dissoc
 
-from pipegen.core.errors import MalformedResponse, Refused
+from pipegen.core.errors import GenerationError, MalformedResponse, Refused
+from pipegen.core.functional import without_none
 from pipegen.core.slots import Slot
 from pipegen.io.answer_columns import answer_columns
 from pipegen.io.forms import TableError, form_of, open_bytes
 from pipegen.io.json_array import records_of
 from pipegen.io.jsonl import LineId, from_plain
+from pipegen.io.openai_batch import error_of_batch
 from pipegen.io.tables import read_table
 from pipegen.records import strict_json
+from pipegen.records.answer_parts import texts_of
 from pipegen.records.codec import declared, error_to_plain, is_plain, item_of
 from pipegen.records.fields import InvalidField
 from pipegen.records.finish_words import Meaning, meaning_of, word_of
@@ -178,40 +181,54 @@ _FINISH_OF: Mapping[Meaning, str] = {"stop": "eos", "length": "length", "failed"
 
 
 def _from_batch(values: Mapping[str, Any]) -> dict[str, Any]:
-    """A line of the OpenAI batch form."""
-    if values.get("error"):
-        error = values["error"]
-        inner = error.get("error") or {}
-        return {
-            "id": values["custom_id"],
-            "ok": False,
-            "error": {
-                "type": error.get("code"),
-                "message": error.get("message"),
-                "hint": inner.get("hint", ""),
-            },
-        }
-    body = values["response"].get("body") or {}
-    choice = (body.get("choices") or [{}])[0]
-    message = choice.get("message") or {}
-    usage = body.get("usage") or {}
-    text = choice.get("text", message.get("content")) or ""
-    word = word_of(choice.get("finish_reason")) or "stop"
-    meaning, refusal = meaning_of(word), message.get("refusal") or ""
-    if meaning in ("refused", "unknown") or refusal:
-        error = (
-            MalformedResponse(f"finish_reason {word!r:.60} is no end that is known")
-            if meaning == "unknown"
-            else Refused(f"the server refused to answer ({word})", refusal=refusal, text=text)
-        )
+    """A line of the OpenAI batch form: of this library, of OpenAI, or of `vllm run-batch`."""
+    error, answers = error_of_batch(values), list[dict[str, Any]]()
+    usage: Mapping[str, Any] = {}
+    if error is None:
+        body = values["response"]["body"]
+        choices, usage = body.get("choices"), body.get("usage") or {}
+        if not isinstance(choices, list) or not choices or not all(map(_is_choice, choices)):
+            error = MalformedResponse(f"the answer of the line has no choices, in {body!r:.300}")
+        else:  # in the order in which they were asked for, not in that in which they ended
+            for choice in sorted(choices, key=lambda choice: choice.get("index") or 0):
+                answer = _answer(choice)
+                if isinstance(answer, GenerationError):
+                    error = error or answer
+                else:
+                    answers.append(answer)
+    if error is not None:
         return {"id": values["custom_id"], "ok": False, "error": error_to_plain(error)}
-    counts = {name: usage.get(name, 0) for name in ("prompt_tokens", "completion_tokens")}
+    counts = {name: usage.get(name) or 0 for name in ("prompt_tokens", "completion_tokens")}
     return {
         "id": values["custom_id"],
         "ok": True,
-        "text": text,
-        "raw_text": text,
-        "finish": _FINISH_OF[meaning],
+        **answers[0],
         **counts,
+        **({"samples": answers} if len(answers) > 1 else {}),
+    }
+
+
+def _is_choice(value: object) -> bool:
+    return isinstance(value, Mapping) and isinstance(value.get("index"), (int, type(None)))
+
+
+def _answer(choice: Mapping[str, Any]) -> dict[str, Any] | GenerationError:
+    message = choice.get("message")
+    message = message if isinstance(message, Mapping) else {}
+    text, thought = texts_of(choice.get("text", message.get("content")))
+    names = ("reasoning_content", "reasoning")
+    reasoning = next((message[name] for name in names if message.get(name)), thought)
+    word = word_of(choice.get("finish_reason")) or "stop"
+    meaning, refusal = meaning_of(word), message.get("refusal") or ""
+    if meaning == "unknown":
+        return MalformedResponse(f"finish_reason {word!r:.60} is no end that is known")
+    if meaning == "refused" or refusal:
+        words = text if isinstance(text, str) else ""
+        return Refused(f"the server refused to answer ({word})", refusal=refusal, text=words)
+    return {
+        "text": text or "",
+        "raw_text": text or "",
+        "finish": _FINISH_OF[meaning],
         "options": {},
+        **without_none({"reasoning": reasoning, "tool_calls": message.get("tool_calls") or None}),
     }

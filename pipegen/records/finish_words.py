@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Literal, TypeAlias
 
@@ -38,18 +39,22 @@ _MEANINGS: Mapping[Meaning, str] = {
 the prefix of an enumeration.
 """
 _BY_WORD: Mapping[str, Meaning] = {
-    word: meaning for meaning, words in _MEANINGS.items() for word in words.split()
+    word.replace("_", ""): meaning for meaning, words in _MEANINGS.items() for word in words.split()
 }
-_CALLING = frozenset({"tool_calls", "tool_call", "tool_use", "function_call"})
+_CALLING = frozenset({"toolcalls", "toolcall", "tooluse", "functioncall"})
 """Those of `stop` that say that the answer calls tools."""
 _UNSAID = frozenset({"", "null", "none"})
 """What some servers write while an answer goes on."""
 
 
 def plain_word(word: str) -> str:
-    """A word as words are compared."""
-    word = word.strip().casefold().replace("-", "_").replace(" ", "_")
-    return word.rpartition(".")[2].removeprefix("finish_reason_")
+    """A word as words are compared: letters alone.
+
+    >>> plain_word("FinishReason.MAX_TOKENS"), plain_word("maxTokens")
+    ('maxtokens', 'maxtokens')
+    """
+    word = word.strip().casefold().rpartition(".")[2]
+    return re.sub(r"[-_ ]", "", word).removeprefix("finishreason")
 
 
 def word_of(reported: str | None) -> str | None:

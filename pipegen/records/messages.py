@@ -51,6 +51,7 @@ _UNREAD: Mapping[str, str] = {
     **dict.fromkeys(("image", "images", "image_url", "video", "videos", "video_url"), _PARTS),
     **dict.fromkeys(("audio", "audios"), "pipegen takes no sound: write it down as text"),
     "function_call": "give it as one of tool_calls",
+    "refusal": "give it as content",
 }
 """Keys of a message that other programs show the model, and templates do not read."""
 ROLES = ("system", "developer", "user", "assistant", "tool")
@@ -584,8 +585,7 @@ def message_from(value: object, where: str) -> Message:
 
 def _calls_from(value: object) -> Any:
     """Tool calls: a list, or what a table has, which is JSON text or a list of JSON texts."""
-    if isinstance(value, str):
-        value = strict_json.loaded(value, list)
+    value = strict_json.loaded(plain_list(value), list)
     if not isinstance(value, (list, tuple)):
         raise ValueError(f"tool_calls as a list of calls, not {type(value).__name__}")
     return [strict_json.loaded(call, dict) for call in value]

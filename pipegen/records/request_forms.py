@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 from pipegen.core.names import folded, misspelt
 from pipegen.records import strict_json
 from pipegen.records.fields import InvalidField
-from pipegen.records.frozen import exact, printed
+from pipegen.records.frozen import exact, plain_list, printed
 from pipegen.records.messages import Message
 from pipegen.records.option_table import OPTIONS
 from pipegen.records.requests import MESSAGES
@@ -141,7 +141,7 @@ _AUDIO_FILE = re.compile(
 )
 _ROLES: Mapping[str, str] = {
     **dict.fromkeys(("human", "user"), "user"),
-    **dict.fromkeys(("gpt", "assistant", "chatgpt", "bot", "model"), "assistant"),
+    **dict.fromkeys(("gpt", "assistant", "chatgpt", "bot", "model", "ai"), "assistant"),
     **dict.fromkeys(("function_call", "tool_call"), "call"),
     **dict.fromkeys(("observation", "tool", "tool_response", "function_response"), "tool"),
     "system": "system",
@@ -239,8 +239,8 @@ def as_messages(fields: Mapping[str, Any], values: Mapping[str, Any]) -> dict[st
         else:
             turns = _turns(name, _loaded(name, values[name]))
             result["messages"] = _in_our_roles(name, turns)
-    if isinstance(result.get("messages"), (list, tuple)):
-        result["messages"] = _in_our_roles("messages", result["messages"])
+    if isinstance(messages := plain_list(result.get("messages")), (list, tuple)):
+        result["messages"] = _in_our_roles("messages", messages)
     if values.get("objects"):
         _refuse_objects([result.get(name) for name in _OWN] + [values.get("history")])
     system = _text("system", values.get("system") or "") if "system" in keys else ""
@@ -306,7 +306,7 @@ def _asked(text: str, fields: Mapping[str, Any]) -> dict[str, Any]:
 
 def _is_conversation(value: object) -> bool:
     return (
-        isinstance(value, (list, tuple))
+        isinstance(value := plain_list(value), (list, tuple))
         and bool(value)
         and all(isinstance(entry, (Mapping, Message)) for entry in value)
     )
@@ -359,6 +359,7 @@ def _text(name: str, value: object) -> str:
 
 def _turns(name: str, value: object) -> list[Any]:
     """The entries of a conversation; `{"human", "assistant"}` is two of them."""
+    value = plain_list(value)
     if not isinstance(value, (list, tuple)) or not value:
         raise InvalidField(f"{name} takes a list of turns such as {_TURN}, not {printed(value)}")
     entries: list[Any] = []
@@ -377,12 +378,13 @@ _PAIR = ("system", "human", "user", "assistant", "gpt")
 
 def _history(value: object) -> list[Any]:
     """Earlier turns: pairs of a question and its answer, or messages."""
+    value = plain_list(value)
     if value is None:
         return []
     if not isinstance(value, (list, tuple)):
         raise InvalidField(f"history takes a list of {_PAIRS}, not {printed(value)}{_UNSEEN}")
     turns: list[Any] = []
-    for position, entry in enumerate(value):
+    for position, entry in enumerate(map(plain_list, value)):
         if isinstance(entry, (Mapping, Message)):
             turns.append(entry)
         elif isinstance(entry, (list, tuple)) and len(entry) == 2:
@@ -472,7 +474,10 @@ def _calls(where: str, content: object) -> list[dict[str, Any]]:
     return [
         {
             "type": "function",
-            "function": {"name": call["name"], "arguments": call.get("arguments", {})},
+            "function": {
+                "name": call["name"],
+                "arguments": call.get("arguments", call.get("parameters", {})),
+            },
         }
         for call in calls
     ]

@@ -310,3 +310,11 @@ def test_a_field_of_other_programs_is_refused_with_what_pipegen_calls_it(
     error = request_from_batch(values, "line 1").failure()
     assert error.message.startswith(f"line 1: body.{name} is not supported here")
     assert instead in error.message
+
+
+def test_a_line_without_method_and_url_is_of_a_chat() -> None:
+    values = {"custom_id": "a", "body": {"messages": MESSAGES, "max_tokens": 5}}
+    assert request_from_batch(values, "line 1") == request_from_batch(
+        line(messages=MESSAGES, max_tokens=5), "line 1"
+    )
+    assert is_ok(request_from_batch(values, "line 1"))

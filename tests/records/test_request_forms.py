@@ -316,3 +316,55 @@ def test_a_request_that_ends_with_an_answer_is_refused_on_every_route() -> None:
             assert slot.unwrap().text == "Yes."
     (scored,) = pg.score(pg.route(engine), [{"messages": messages, "continuation": "a"}])
     assert isinstance(scored.failure(), pg.InvalidRequest)
+
+
+def test_conversations_of_arrays_are_read_as_of_lists() -> None:
+    numpy = pytest.importorskip("numpy")
+
+    def arrays(value: Any) -> Any:
+        """As pandas reads a table: each list is an array."""
+        if isinstance(value, dict):
+            return {key: arrays(entry) for key, entry in value.items()}
+        if not isinstance(value, list):
+            return value
+        array = numpy.empty(len(value), dtype=object)
+        array[:] = [arrays(entry) for entry in value]
+        return array
+
+    call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    talk = [USER, {"role": "assistant", "content": "", "tool_calls": [call]}, USER]
+    turns = [{"from": "human", "value": "Hi"}, {"from": "gpt", "value": "Yes."}]
+    for values in (
+        {"prompt": talk, "data_source": "verl"},
+        {"messages": talk},
+        {"messages": [{"role": "human", "content": "Hi"}]},
+        {"conversations": [*turns, turns[0]]},
+        {"messages": [USER], "history": EARLIER},
+    ):
+        request = request_from(arrays(values)).unwrap()
+        assert request.messages == request_from(values).unwrap().messages
+        assert without_final_answer(arrays({"prompt": [*talk, turns[1]]}))["metadata"] == {
+            "references": ["Yes."]
+        }
+
+
+@pytest.mark.parametrize("name", ["arguments", "parameters"])
+def test_the_arguments_of_a_call_have_either_name(name: str) -> None:
+    call = {"from": "function_call", "value": json.dumps({"name": "f", name: {"a": 1}})}
+    turns = [{"from": "human", "value": "Hi"}, call, {"from": "observation", "value": "2"}]
+    messages = request_from({"conversations": turns}).unwrap().messages or ()
+    assert messages[1].extras["tool_calls"][0]["function"]["arguments"] == {"a": 1}
+
+
+def test_the_words_of_a_refusal_are_not_lost() -> None:
+    refused = {"role": "assistant", "content": None, "refusal": "No."}
+    error = request_from({"messages": [USER, refused, USER]}).failure()
+    assert "messages[1] has a key 'refusal'" in error.message
+    assert "give it as content" in error.message
+    answered = {"role": "assistant", "content": "Yes.", "refusal": None}
+    assert turns_of({"messages": [USER, answered]})[1] == ("assistant", "Yes.")
+
+
+def test_the_roles_of_langchain_are_known() -> None:
+    talk = [{"role": "human", "content": "Hi"}, {"role": "ai", "content": "Yes."}]
+    assert turns_of({"messages": talk}) == [("user", "Hi"), ("assistant", "Yes.")]

@@ -29,12 +29,17 @@ def events(*pieces: Any, done: bool = True) -> Canned:
 
 
 class CannedServer(Loopback):
-    """The server. `bodies` are the requests as they came."""
+    """The server. `bodies` are the requests as they came.
+
+    `models` is what its `/v1/models` answers, and `looks` how often that was asked.
+    """
 
     def __init__(self, *answers: Canned) -> None:
         super().__init__(_Handler)
         self.answers: Sequence[Canned] = answers
         self.bodies: list[Any] = []
+        self.models: Any = None
+        self.looks = 0
         self.lock = Lock()
 
     def answer(self, body: Any) -> Canned:
@@ -46,7 +51,11 @@ class CannedServer(Loopback):
 
 class _Handler(JsonHandler):
     def do_GET(self) -> None:
-        self.send({"detail": "Not Found"}, 404)
+        if self.path == "/v1/models" and self.server.models is not None:
+            self.server.looks += 1
+            self.send(self.server.models)
+        else:
+            self.send({"detail": "Not Found"}, 404)
 
     def do_POST(self) -> None:
         answer = self.server.answer(self.body())

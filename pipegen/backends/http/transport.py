@@ -16,8 +16,8 @@ after the other.
   closed, and the place at the gate given back.
 
 **Attempts.** `retry` starts another attempt after one that failed with `AttemptFailed(again=True)`.
-The server had no room (429, 503), a gateway lost the request (502, 504), the connection broke, or
-the answer was cut off. A generation changes nothing on the server, so asking twice is safe as long
+The server had no room (429, 503, 529), a gateway lost the request (502, 504, 520 to 524), the
+connection broke, or the answer was cut off. A generation changes nothing on the server, so asking twice is safe as long
 as nobody has seen a part of the first answer. A status of 500 is not sent again: the request itself
 may bring the server down.
 
@@ -51,7 +51,7 @@ from pipegen.backends.http.loops import PerLoop
 from pipegen.backends.http.plain_json import encoded
 from pipegen.backends.http.rates import Limits, Turn, Wait, rates_of
 from pipegen.backends.servers.reading import json_of
-from pipegen.backends.servers.server_errors import AGAIN, retry_after, unreachable
+from pipegen.backends.servers.server_errors import AGAIN, BUSY, retry_after, unreachable
 from pipegen.backends.servers.wire import WireReply, WireRequest
 from pipegen.core.errors import GenerationError, MalformedResponse, RateLimited, Timeout
 from pipegen.core.slots import is_ok
@@ -338,7 +338,7 @@ class Transport:
 
     async def is_later(self, status: int) -> bool:
         """Whether this status asks for patience. A failed gateway does where the server is down."""
-        return status in (429, 503) or (status in AGAIN and (await self.here()).gate.down)
+        return status in BUSY or (status in AGAIN and (await self.here()).gate.down)
 
     async def abort(self, request: WireRequest) -> None:
         """Tell the server to end a request; what it answers makes no difference, since the request
@@ -429,7 +429,7 @@ class Transport:
         """Tell the gate how a request fared. What no row could wait for closes it for none: one
         answer is not the server's word for all of them.
         """
-        full = reply.status in (429, 503)
+        full = reply.status in BUSY
         asked = (retry_after(reply.headers) if full else None) or 0.0
         if turn is not None:
             self.rates.note(reply.headers, turn, asyncio.get_running_loop().time(), asked)

@@ -41,7 +41,8 @@ class CallPieces:
 
     def add(self, call: Mapping[str, object], place: int) -> MalformedResponse | None:
         """Add a call, or a piece of one; what is wrong with it. Another id begins another call,
-        where it has a name.
+        where it has a name. So does a name with arguments behind those that are whole: some servers
+        have one index for all calls, and no ids.
         """
         given, function, new_id = call.get("index"), call.get("function"), call.get("id")
         index = place if given is None else given
@@ -62,6 +63,9 @@ class CallPieces:
                 )
             key = known[0] if known else (index, key[1] + 1)
             self._newest[index] = key[1]
+        elif not new_id and _begins(function, self._calls.get(key, {}).get("function")):
+            key = index, key[1] + 1
+            self._newest[index] = key[1]
         tool_call = self._calls.setdefault(key, {})
         for name, value in call.items():
             if name not in ("index", "function") and _says(value, name, tool_call):
@@ -71,6 +75,14 @@ class CallPieces:
         return _add_function(
             tool_call.setdefault("function", {}), function, f"tool_calls[{place}].function"
         )
+
+
+def _begins(function: object, known: Mapping[str, object] | None) -> bool:
+    """Whether a piece is of another call than the one that is known."""
+    if not isinstance(function, Mapping) or not function.get("name") or not known:
+        return False
+    whole = isinstance(strict_json.loaded(known.get("arguments"), dict), dict)
+    return whole and bool(function.get("arguments"))
 
 
 def _says(value: object, name: str, known: Mapping[str, object]) -> bool:

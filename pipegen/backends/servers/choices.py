@@ -11,6 +11,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from typing import TypeAlias
 
@@ -47,7 +48,9 @@ def pieces(answer: object, read: Read, *, event: bool = False) -> Slot[tuple[Com
     if choices == [] or (choices is None and event and isinstance(answer, dict)):
         return Success(())
     if not isinstance(choices, list):
-        return malformed(f"choices is {type(choices).__name__}, not a list")
+        return malformed(
+            f"choices is {type(choices).__name__}, not a list, in {json.dumps(answer)[:400]}"
+        )
     if len(choices) > 1:
         return malformed(f"the answer holds {len(choices)} choices, and 1 was asked")
     if not isinstance(choices[0], dict):

@@ -14,7 +14,6 @@ from pipegen.backends.http.transport import AttemptFailed, HttpStatusError, RowC
 from pipegen.backends.servers.extra_body import schema_fields
 from pipegen.backends.servers.reading import json_of
 from pipegen.backends.servers.wire import Facts, WireRequest
-from pipegen.core.slots import is_ok
 
 __all__ = ["Directory", "models_of"]
 
@@ -182,5 +181,5 @@ class Directory:
             reply = await self._transport.once(request, call, most=PAGE_BYTES)
         except (HttpStatusError, AttemptFailed):
             return None
-        parsed = json_of(reply.body)
-        return parsed.unwrap() if is_ok(parsed) and isinstance(parsed.unwrap(), dict) else None
+        page = json_of(reply.body).value_or(None)
+        return {"data": page} if isinstance(page, list) else page  # Together lists models so

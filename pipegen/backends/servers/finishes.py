@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 
+from pipegen.backends.servers.reading import alone
 from pipegen.backends.servers.wire import WireReply
 from pipegen.core.errors import BackendFailed, GenerationError, MalformedResponse, Refused
 from pipegen.records.finish_words import meaning_of, plain_word
@@ -40,7 +41,7 @@ _STATUSES: Mapping[int, str] = {
 }
 """The status that the code or type of an error stands for, where it says none."""
 _BY_CODE: Mapping[str, int] = {
-    code: status for status, codes in _STATUSES.items() for code in codes.split()
+    plain_word(code): status for status, codes in _STATUSES.items() for code in codes.split()
 }
 
 
@@ -97,7 +98,7 @@ def error_within(value: object) -> WireReply | None:
     >>> error_within({"choices": [], "error": None}) is None
     True
     """
-    item = value[0] if isinstance(value, list) and len(value) == 1 else value
+    item = alone(value)
     if not isinstance(item, Mapping):
         return None
     choices = item.get("choices")

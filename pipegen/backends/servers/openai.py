@@ -6,6 +6,7 @@ Pure functions; a dialect says which fields beyond OpenAI's own a server knows, 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -17,8 +18,8 @@ from pipegen.backends.servers import sglang_dialect, vllm_dialect
 from pipegen.backends.servers.choices import pieces, read_choice, whole
 from pipegen.backends.servers.extra_body import check_extra_body
 from pipegen.backends.servers.finishes import gives_up, refuses
-from pipegen.backends.servers.reading import error_message, found, malformed, merged, usage_of
-from pipegen.backends.servers.server_errors import classified
+from pipegen.backends.servers.reading import error_message, malformed, merged, usage_of
+from pipegen.backends.servers.server_errors import classified, lengths_in
 from pipegen.backends.servers.wire import (
     Completion,
     Facts,
@@ -31,6 +32,7 @@ from pipegen.backends.servers.wire import (
 from pipegen.core.errors import GenerationError, PromptTooLong, Refused, UnsupportedOption
 from pipegen.core.functional import without_none
 from pipegen.core.slots import Slot
+from pipegen.records.answer_parts import texts_of
 from pipegen.records.engine_list import DIALECTS as ENGINES, Dialect, shown
 from pipegen.records.fields import unchecked_replace
 from pipegen.records.frozen import freeze
@@ -98,9 +100,11 @@ def _completion(
         message = {}
     if not isinstance(message, Mapping):
         return malformed(f"choices[0].{holder} is {type(message).__name__}, not an object")
-    text, thought = _texts_of(message.get("content"))
-    reasoning, refusal = found(("reasoning_content", "reasoning"), message), message.get("refusal")
-    reasoning = thought if reasoning is None else reasoning
+    text, thought = texts_of(message.get("content"))
+    names = [
+        name for name in ("reasoning_content", "reasoning") if message.get(name) not in (None, "")
+    ]
+    reasoning, refusal = message[names[0]] if names else thought, message.get("refusal")
     for name, value in (("content", text), ("reasoning", reasoning), ("refusal", refusal)):
         if not isinstance(value, (str, type(None))):
             return malformed(f"choices[0].{name} is {type(value).__name__}, not a string")
@@ -128,28 +132,6 @@ def _completion(
     )
 
 
-def _texts_of(content: object) -> tuple[object, str | None]:
-    """The text of a message, and what it thought, where its content is a list of parts.
-
-    >>> _texts_of([{"type": "thinking", "thinking": "Hm."}, {"type": "text", "text": "Hi"}])
-    ('Hi', 'Hm.')
-    """
-    if not isinstance(content, list):
-        return content, None
-    text, thought = "", ""
-    for part in content:
-        if isinstance(part, str):
-            text += part
-        elif isinstance(part, Mapping) and isinstance(part.get("text"), str):
-            text += part["text"]
-        elif isinstance(part, Mapping) and part.get("type") == "thinking":
-            inner, _ = _texts_of(part.get("thinking"))
-            thought += inner if isinstance(inner, str) else ""
-        else:
-            return content, None
-    return text, thought or None
-
-
 def _lacking(reply: WireReply, request: WireRequest) -> str:
     """`images` where vLLM says that its model takes none."""
     message, _ = error_message(reply)
@@ -158,19 +140,52 @@ def _lacking(reply: WireReply, request: WireRequest) -> str:
 
 def _classify(server: str, reply: WireReply, ask: ServerRequest) -> GenerationError:
     message, holder = error_message(reply)
-    if holder.get("code") == "context_length_exceeded" and too_long(message) is None:
+    codes = holder.get("code"), holder.get("type")
+    if any(code in _TOO_LONG_CODES for code in codes) and too_long(message) is None:
         return PromptTooLong(
             ask.prompt_tokens or None,
             message=f"{server} says that the prompt is too long: {message}",
         )
-    if any(refuses(holder.get(name)) for name in ("code", "type")):
+    if any(map(refuses, codes)):
         return Refused(f"{server} refused to answer: {message}", refusal=message)
     return vllm_dialect.too_many_logprobs(reply) or classified(server, reply, ask, too_long)
 
 
 def too_long(message: str) -> tuple[int, int] | None:
-    """The prompt's length and the limit that a refusal names, in the words of any server."""
-    return vllm_dialect.too_long(message) or sglang_dialect.too_long(message)
+    """The prompt's length and the limit that a refusal names, in the words of any server.
+
+    >>> too_long("prompt is too long: 210000 tokens > 200000 maximum")
+    (210000, 200000)
+    """
+    return (
+        vllm_dialect.too_long(message)
+        or sglang_dialect.too_long(message)
+        or lengths_in(message, _TOO_LONG)
+    )
+
+
+_TOO_LONG = (
+    re.compile(r"prompt is too long: (?P<prompt>\d+) tokens > (?P<limit>\d+)"),  # Anthropic
+    # llama.cpp
+    re.compile(
+        r"request \((?P<prompt>\d+) tokens\) exceeds the available context size"
+        r" \((?P<limit>\d+) tokens\)"
+    ),
+    # text-generation-inference
+    re.compile(r"must be <= (?P<limit>\d+)\. Given: (?P<prompt>\d+) `inputs` tokens"),
+    # Gemini
+    re.compile(
+        r"input token count \((?P<prompt>\d+)\) exceeds the maximum number of tokens allowed"
+        r" \((?P<limit>\d+)\)"
+    ),
+    # Mistral
+    re.compile(
+        r"Prompt contains (?P<prompt>\d+) tokens.*too large for model with (?P<limit>\d+)"
+        r" maximum context length"
+    ),
+)
+_TOO_LONG_CODES = ("context_length_exceeded", "exceed_context_size_error")
+"""The codes and types of errors of prompts that are too long: OpenAI's and llama.cpp's."""
 
 
 def _plain_fields(options: GenerationOptions, stops: tuple[str, ...]) -> Mapping[str, object]:

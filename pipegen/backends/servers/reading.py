@@ -20,6 +20,7 @@ from pipegen.core.slots import Slot, is_ok
 from pipegen.records.frozen import NESTING
 
 __all__ = [
+    "alone",
     "error_message",
     "found",
     "ids_of",
@@ -162,6 +163,11 @@ def usage_of(usage: object) -> dict[str, int]:
     }
 
 
+def alone(value: object) -> object:
+    """What a list of one holds: Gemini answers errors so. Anything else stays as it is."""
+    return value[0] if isinstance(value, list) and len(value) == 1 else value
+
+
 def error_message(reply: WireReply) -> tuple[str, Mapping[str, object]]:
     """The message of a refusal in any of the shapes that servers use, and the object that held it.
 
@@ -171,14 +177,15 @@ def error_message(reply: WireReply) -> tuple[str, Mapping[str, object]]:
     ...         b'{"error": {"message": "a"}}',
     ...         b'{"error": "b"}',
     ...         b'{"message": "c"}',
-    ...         b"d",
+    ...         b'[{"error": {"message": "d"}}]',
+    ...         b"e",
     ...     )
     ... ]
-    ['a', 'b', 'c', 'd']
+    ['a', 'b', 'c', 'd', 'e']
     """
     text = reply.body[:100_000].decode(errors="replace").strip()
     parsed = json_of(text.encode())
-    value = parsed.unwrap() if is_ok(parsed) else None
+    value = alone(parsed.unwrap()) if is_ok(parsed) else None
     if isinstance(value, Mapping):
         for holder in (value.get("error"), value):
             if isinstance(holder, str):

@@ -18,11 +18,13 @@ from pipegen.core.errors import (
     Timeout,
 )
 
-__all__ = ["AGAIN", "classified", "lengths_in", "retry_after", "unreachable"]
+__all__ = ["AGAIN", "BUSY", "classified", "lengths_in", "retry_after", "unreachable"]
 
-AGAIN = frozenset({429, 502, 503, 504})
+BUSY = frozenset({429, 503, 529})
+"""The statuses of a server that has no room just now. 529 is Anthropic's."""
+AGAIN = BUSY | {502, 504, *range(520, 525)}
 """The statuses after which a request is sent again: the server did not begin, or a gateway lost
-it.
+it. Those from 520 to 524 are Cloudflare's words for it.
 """
 _DIGITS = 18
 """Digits of a number of tokens, at most."""
@@ -62,7 +64,10 @@ HINTS: Mapping[int, str] = {
     415: ADDRESS,
     422: NAMED,
     431: "send fewer or shorter headers",
-    502: "see that the server behind the gateway runs; the request can be sent again",
+    **dict.fromkeys(
+        (502, 520, 521, 523),
+        "see that the server behind the gateway runs; the request can be sent again",
+    ),
 }
 """What to do about a status, where it says so."""
 REFUSED = frozenset({*range(300, 400), 401, 402, 403, 407})
@@ -97,7 +102,7 @@ def classified(
     """The error of a refusal, in any shape; an over-long prompt is `PromptTooLong` whatever the
     status, with its length as pipegen knows it.
 
-    429 and 503 are `RateLimited`, 408 and 504 `Timeout`, those that blame the request
+    Those of `BUSY` are `RateLimited`, 408, 504, 522 and 524 `Timeout`, those that blame the request
     `InvalidRequest`, and the rest `BackendFailed`. That is `lasting` where a setting is to blame,
     such as the key.
     """
@@ -107,9 +112,9 @@ def classified(
         return PromptTooLong(ask.prompt_tokens or lengths[0], lengths[1])
     ending = f": {message}" if message else ""
     words = f"{server} answered {reply.status}{ending}"[:1000]
-    if reply.status in (429, 503):
+    if reply.status in BUSY:
         return RateLimited(words, retry_after=retry_after(reply.headers))
-    if reply.status in (408, 504):
+    if reply.status in (408, 504, 522, 524):
         return Timeout(words)
     if reply.status in WRONG:
         return InvalidRequest(words, hint=HINTS.get(reply.status, ""))

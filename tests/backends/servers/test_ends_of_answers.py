@@ -70,8 +70,17 @@ def by_ids(wire: str, finish: str, ids: list[int], options: Any = OPTIONS) -> An
         return pg.run(route, [{"prompt": "Hi"}], options)[0]
 
 
-ENDS = ["stop", "eos", "end_turn", "STOP", "tool_calls", "stop_sequence", "FinishReason.STOP"]
-LENGTHS = ["length", "max_tokens", "MAX_TOKENS", "model_length", "max_output_tokens"]
+ENDS = [
+    "stop",
+    "eos",
+    "end_turn",
+    "STOP",
+    "tool_calls",
+    "stop_sequence",
+    "FinishReason.STOP",
+    "endTurn",
+]
+LENGTHS = ["length", "max_tokens", "MAX_TOKENS", "model_length", "max_output_tokens", "maxTokens"]
 
 
 @pytest.mark.parametrize(

@@ -5,8 +5,10 @@ engines by what they list.
 from __future__ import annotations
 
 import pytest
+from support.canned_server import Canned, CannedServer
 
 import pipegen as pg
+from pipegen.backends.servers import facts
 from pipegen.testing.faulty import FaultyServer
 
 pytest.importorskip("aiohttp")
@@ -36,3 +38,28 @@ def test_an_engine_is_asked_for_the_one_model_that_it_lists() -> None:
         server.keeps_bodies = True
         pg.run(route, [{"prompt": "abc"}])
         assert [body["model"] for body in server.bodies] == ["toy"]
+
+
+@pytest.mark.parametrize(
+    ("models", "limit"),
+    [
+        ([{"id": "toy", "max_model_len": 64}], 64),  # Together, GitHub Models
+        ({"object": "list", "data": [{"id": "toy", "max_model_len": 64}]}, 64),
+        ({"object": "list", "data": None}, None),  # Ollama without models
+        ([7, {"id": 7}, {"name": "toy"}], None),
+    ],
+)
+def test_a_list_of_models_is_read_once_whatever_its_form(
+    models: object, limit: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(facts, "PAUSE_SECONDS", 0.0)
+    message = {"finish_reason": "stop", "message": {"content": "Hello"}}
+    with (
+        CannedServer(Canned({"choices": [message]})) as server,
+        pg.backends.openai_server("toy", base_url=server.url) as route,
+    ):
+        server.models = models
+        for _ in range(2):
+            assert pg.run(route, [{"prompt": "Hi"}])[0].unwrap().text == "Hello"
+        assert server.looks == 1
+        assert route.engine.capabilities.context_length == limit

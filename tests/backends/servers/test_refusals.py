@@ -43,8 +43,9 @@ def server() -> Iterator[Any]:
         yield made
 
 
-def asked(url: str, *, stream: bool = False, retries: int = 0) -> GenerationError:
-    with pg.backends.openai_server("m", base_url=url, api_key="k", retries=retries) as route:
+def asked(url: str, *, stream: bool = False, **settings: Any) -> GenerationError:
+    settings = {"retries": 0, **settings}
+    with pg.backends.openai_server("m", base_url=url, api_key="k", **settings) as route:
         if stream:
             done = [*pg.stream(route, [HI])][-1]
             assert isinstance(done, pg.Done)
@@ -81,6 +82,9 @@ STATUSES: list[tuple[int, type[GenerationError], bool, str]] = [
     (502, pg.BackendFailed, True, "gateway"),
     (503, pg.RateLimited, True, "send it again later"),
     (504, pg.Timeout, True, "send it again, or allow more time"),
+    *((status, pg.BackendFailed, True, "gateway") for status in (520, 521, 523)),
+    *((status, pg.Timeout, True, "send it again, or allow more time") for status in (522, 524)),
+    (529, pg.RateLimited, True, "send it again later"),
     (599, pg.BackendFailed, True, "see the server's log"),
 ]
 
@@ -105,6 +109,15 @@ def test_a_request_that_a_key_or_an_address_fails_is_sent_once(server: Any) -> N
         server.status, server.asked = status, 0
         asked(server.url, retries=3)
         assert server.asked == 1
+
+
+@pytest.mark.parametrize("status", [429, 502, 503, 504, 520, 521, 522, 523, 524, 529])
+def test_a_request_that_the_server_had_no_room_for_or_a_gateway_lost_is_sent_again(
+    status: int, server: Any
+) -> None:
+    server.status = status
+    asked(server.url, retries=1, outage=0)
+    assert server.asked == 2
 
 
 def closed_port() -> int:
