@@ -97,7 +97,7 @@ INNER_NAMES = {
     ),
     "records.parse_request": "Request carried",
     "records.request_forms": "KEYS meant refused without_final_answer",
-    "records.requests": "FIELDS misplaced unread_media",
+    "records.requests": "FIELDS holds_options misplaced unread_media",
     "records.results": "ChatOutput Ending ToolReplies Turn",
     "records.secret": "Secret masked",
     "media.folder": "SUFFIXES",
