@@ -41,9 +41,9 @@ ROOMS = (
 )
 """Each imports only itself and those before it."""
 BUDGETS = {
-    "backends": 134_000,
+    "backends": 134_150,
     "cli": 40_700,
-    "records": 38_300,
+    "records": 38_550,
     "report": 33_850,
     "drivers": 33_150,
     "jobs": 32_950,
