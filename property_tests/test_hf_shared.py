@@ -18,8 +18,11 @@ torch = pytest.importorskip("torch")
 
 from support.models import encoded, write_model  # noqa: E402
 
+import pipegen as pg  # noqa: E402
 from pipegen.backends.hf.hf_engine import HFEngine  # noqa: E402
+from pipegen.backends.hf.hf_sampling import Sampler  # noqa: E402
 from pipegen.backends.hf.running_batch import RunningBatch  # noqa: E402
+from pipegen.backends.hf.scheduler import Schedule  # noqa: E402
 from pipegen.engines.settings import ModelLoadConfig  # noqa: E402
 from pipegen.records.options import StopOptions  # noqa: E402
 from pipegen.records.results import Encoded  # noqa: E402
@@ -32,20 +35,26 @@ SOME = st.lists(st.integers(20, 26), min_size=1, max_size=9).map(tuple)
 
 
 @functools.cache
-def engine(family: str, memory: int | None = None, size: int = 4) -> Any:
+def engine(
+    family: str, memory: int | None = None, size: int | None = 4, deterministic: bool = False
+) -> Any:
     """An engine whose rows share beginnings of few tokens, so that short rows show everything."""
     with tempfile.TemporaryDirectory() as root:
         folder = str(write_model(Path(root) / family, family))
         made = HFEngine(
             ModelLoadConfig(
-                model=folder, dtype="float32", batch_size=size, prefix_memory_bytes=memory
+                model=folder,
+                dtype="float32",
+                batch_size=size,
+                prefix_memory_bytes=memory,
+                deterministic=deterministic,
             )
         )
         tokenizer: Any = made.tokenizer
         _ = made.computing.loaded(), made.eos_token_ids, tokenizer.raw
     for shares in (made.computing.prefixes, made.computing.scored_prefixes):
         shares._least, shares._saved, shares._held = 2, 4, 2
-    made.computing.sharing = 2 * size
+    made.computing.sharing = 2 * (size or 4)
     return made
 
 
@@ -118,6 +127,80 @@ def test_a_row_does_not_depend_on_who_shares_with_it(family: str, data: st.DataO
             for one, slot in zip(asked[:4], slots[:4], strict=True)
         ] + data.draw(trees())
     event(f"tokens that rows shared: {min(shared[0], 8)}")
+
+
+class NeverEnds(BaseException):
+    """More steps than the law allows."""
+
+
+def failing(
+    patched: pytest.MonkeyPatch, model: Any, place: str, most: int, error: Exception
+) -> list[int]:
+    """Let what handles more than so many rows there raise; how often it did."""
+    raised = [0]
+
+    def check(rows: int) -> None:
+        if rows > most:
+            raised[0] += 1
+            raise error
+
+    def watch(owner: Any, name: str, rows: Any) -> None:
+        plain = getattr(owner, name)
+
+        @functools.wraps(plain)
+        def watched(*args: Any, **more: Any) -> Any:
+            check(rows(*args, **more))
+            return plain(*args, **more)
+
+        patched.setattr(owner, name, watched)
+
+    if place == "model":
+        watch(model, "forward", lambda **inputs: len(inputs["input_ids"]))
+    elif place == "sampler":
+        watch(Sampler, "choose", lambda sampler, logits: len(logits))
+    else:
+        watch(RunningBatch, "fork", lambda batch, copies, saved: sum(copies.values()))
+        watch(RunningBatch, "copies", lambda batch, rows: len(rows))
+        watch(RunningBatch, "put", lambda batch, places, other: len(batch) + len(other))
+    return raised
+
+
+@FEW
+@given(data=st.data())
+@pytest.mark.parametrize("error", [FULL, ValueError("raised by the model")], ids=["full", "raises"])
+@pytest.mark.parametrize("place", ["model", "sampler", "cache"])
+@pytest.mark.parametrize("deterministic", [False, True], ids=["", "deterministic"])
+def test_each_row_ends_wherever_more_than_some_rows_fail(
+    deterministic: bool, place: str, error: Exception, data: st.DataObject
+) -> None:
+    """In an answer, which is what it is without failures, or in a typed error; each step that
+    does not fail brings a row a token, and few fail.
+    """
+    memory = data.draw(st.sampled_from([None, 0]))
+    own = engine("qwen3", memory, None if deterministic else 4, deterministic)
+    asked, most = data.draw(rows(data.draw(trees()))), data.draw(st.integers(0, 5))
+    expected = own.generate(asked)
+    tokens = sum(len(slot.unwrap().token_ids) for slot in expected)
+    own.computing.prefixes.clear()
+    step, steps = Schedule.step, [0]
+
+    def counted(schedule: Schedule) -> Any:
+        steps[0] += 1
+        if steps[0] > tokens + 3 * len(asked):
+            raise NeverEnds
+        return step(schedule)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(Schedule, "step", counted)
+        raised = failing(patched, own.computing.loaded(), place, most, error)
+        slots = own.generate(asked)
+    own.computing.traits.max_tokens = None
+    assert steps[0] - raised[0] <= tokens
+    if most == 0 and place != "cache":
+        assert {type(slot.failure()) for slot in slots} == {pg.BackendFailed}
+    elif most > 0:
+        same(slots, expected)
+    event(f"steps that failed: {min(raised[0], 8)}")
 
 
 @FEW

@@ -43,7 +43,7 @@ ROOMS = (
 BUDGETS = {
     "backends": 131_850,
     "cli": 40_700,
-    "records": 38_700,
+    "records": 38_950,
     "report": 33_850,
     "drivers": 33_050,
     "jobs": 32_000,
@@ -98,7 +98,7 @@ INNER_NAMES = {
     ),
     "records.parse_request": "Request carried",
     "records.request_forms": "KEYS meant refused without_final_answer",
-    "records.requests": "FIELDS misplaced unread_media",
+    "records.requests": "FIELDS holds_options misplaced unread_media",
     "records.results": "ChatOutput Ending ToolReplies Turn",
     "records.secret": "Secret masked",
     "media.folder": "SUFFIXES",

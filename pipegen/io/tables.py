@@ -30,7 +30,7 @@ from pipegen.io.arrow_values import python_rows, types_in
 from pipegen.io.forms import ARROW, PARQUET, TableError, form_of, refuse_address
 from pipegen.records.fields import nearest
 from pipegen.records.request_forms import KEYS, refused, without_final_answer
-from pipegen.records.requests import FIELDS, misplaced, unread_media
+from pipegen.records.requests import FIELDS, holds_options, misplaced, unread_media
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -157,6 +157,7 @@ class Columns(NamedTuple):
                 # which a row may be refused for
                 or refused(name) is not None
                 or unread_media(name) is not None
+                or holds_options(name)
             )
         ]
 

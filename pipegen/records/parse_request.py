@@ -12,7 +12,6 @@ from returns.result import Failure, Success
 
 from pipegen.core.errors import InvalidRequest
 from pipegen.core.foreign_calls import Raised, guard_result
-from pipegen.core.names import nearest
 from pipegen.core.slots import Slot
 from pipegen.records import strict_json
 from pipegen.records.fields import InvalidField, checks_of
@@ -33,6 +32,7 @@ from pipegen.records.requests import (
     TextGenerationRequest,
     VlmGenerationRequest,
     field_hint,
+    holds_options,
     misplaced,
     unread_media,
 )
@@ -215,15 +215,20 @@ def _hint(name: str, value: object, *, prompted: bool, images: bool) -> str:
     what other programs obey; without a prompt, names that are nearly a field's; without images,
     names of what holds some.
     """
-    has_options = isinstance(value, Mapping) and not OPTIONS.keys().isdisjoint(value)
     has_data = isinstance(value, (str, bytes, Mapping, list, tuple)) and bool(value)
     return (
         misplaced(name)
-        or (nearest(name.lower(), ("options",)) if has_options else "")
+        or ("; did you mean 'options'?" if holds_options(name) and _has_options(value) else "")
         or _or_metadata(refused_entry(name, value))
         or ("" if prompted else field_hint(name))
         or _or_metadata(unread_media(name) if has_data and not images else None)
     )
+
+
+def _has_options(value: object) -> bool:
+    """Whether a value, or its JSON text, is a mapping with options."""
+    value = strict_json.loaded(value, dict) if isinstance(value, str) else value
+    return isinstance(value, Mapping) and not OPTIONS.keys().isdisjoint(value)
 
 
 def _or_metadata(hint: str | None) -> str:

@@ -26,7 +26,7 @@ from pipegen.records import strict_json
 from pipegen.records.fields import InvalidField
 from pipegen.records.frozen import exact, plain_list, printed
 from pipegen.records.messages import Message
-from pipegen.records.option_table import OPTIONS
+from pipegen.records.option_table import OPTIONS, OTHER_NAMES
 from pipegen.records.requests import MESSAGES
 
 __all__ = [
@@ -113,7 +113,7 @@ REFUSED: Mapping[str, str] = {
     **dict.fromkeys(("early_stopping", "length_penalty", "typical_p", "top_a"), _NONE),
     **dict.fromkeys(("mirostat", "penalty_alpha", "force_words_ids", "ebnf"), _NONE),
     **dict.fromkeys(("logits_processors", "guided_grammar", "safety_settings"), _NONE),
-    **dict.fromkeys(("lora_path", "lora_request"), _ADAPTER),
+    **dict.fromkeys(("lora", "lora_path", "lora_request"), _ADAPTER),
     "temp": "; did you mean the option 'temperature'? It goes into options",
     **dict.fromkeys(("sampling_params", "sampling_parameters", "generation_config"), _SAMPLING),
     **dict.fromkeys(("generation_kwargs", "generation_params", "gen_kwargs"), _SAMPLING),
@@ -160,9 +160,11 @@ _PAIRS = 'pairs such as ["a question", "its answer"], or messages'
 def _known() -> Mapping[str, str]:
     """The keys as they are compared, each with its hint."""
     named = {key: f"; did you mean {key!r}?" for key in ("system", "history")}
-    option_names = [name for name in OPTIONS if "_" in name]
+    option_names = {**OTHER_NAMES, **{name: name for name in OPTIONS}}
     options = {
-        name: f"; did you mean the option {name!r}? It goes into options" for name in option_names
+        other: f"; did you mean the option {name!r}? It goes into options"
+        for other, name in option_names.items()
+        if "_" in other
     }
     return {folded(key): hint for key, hint in {**options, **named, **REFUSED}.items()}
 
@@ -196,7 +198,10 @@ def refused(name: str) -> str | None:
     if _AUDIO_FILE.fullmatch(word):
         return _SOUND
     near = misspelt(word, known)
-    return known[near] if near and near[0] == word[0] else None
+    if near and near[0] == word[0]:
+        return known[near]
+    head = folded(re.split(r"[./:\[]|__", name[:100])[0])
+    return _SAMPLING if known.get(head) == _SAMPLING else None
 
 
 def meant(name: str) -> str:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from immutabledict import immutabledict
 
-from pipegen.core.names import misspelt
+from pipegen.core.names import folded, misspelt
 from pipegen.records.continues import Continues, continues_from
 from pipegen.records.fields import (
     InvalidField,
@@ -60,6 +60,7 @@ __all__ = [
     "TextGenerationRequest",
     "VlmGenerationRequest",
     "field_hint",
+    "holds_options",
     "misplaced",
     "unread_media",
 ]
@@ -156,18 +157,48 @@ def field_hint(name: str) -> str:
 
 @functools.lru_cache(maxsize=1024)
 def misplaced(name: str) -> str | None:
-    """The hint for an entry of a request's plain data that is an option, or is spelt nearly like
-    one. None for any other, which is the caller's own.
+    """The hint for an entry of a request's plain data that is an option, is spelt nearly like one,
+    or is named as a path into `options`. None for any other, which is the caller's own.
 
     A word and its plural are two words: a data set has `choices`.
 
     >>> misplaced("temprature"), misplaced("choices"), misplaced("label")
     ("; did you mean the option 'temperature'? It goes into options", None, None)
+    >>> misplaced("options.seed"), misplaced("option_a")
+    ('; options go into options, as in "options": {"temperature": 0}', None)
     """
     if name in GROUPS or name in option_names() or name in OTHER_NAMES:
         return field_hint(name)
+    if name != (plain := name.strip().lower()):
+        return misplaced(plain)
     near = misspelt(name, option_names())
-    return f"; did you mean the option {near!r}? It goes into options" if near else None
+    if near:
+        return f"; did you mean the option {near!r}? It goes into options"
+    path = _PATH.fullmatch(name)
+    if path is None or not (holds_options(path["head"]) or path["head"] in GROUPS):
+        return None
+    is_clear = holds_options(path["head"]) and path["divider"] not in ("_", "-")
+    # a question has an `option_n`
+    is_option = len(path["rest"]) > 1 and misplaced(path["rest"]) is not None
+    return _IN_OPTIONS if is_clear or is_option else None
+
+
+_IN_OPTIONS = '; options go into options, as in "options": {"temperature": 0}'
+_PATH = re.compile(r"(?P<head>[a-z]+)(?P<divider>[./:\[]|__?|-)(?P<rest>.*?)\]?", re.DOTALL)
+"""A name such as `options.seed`, as programs write it that make a flat table of nested data."""
+
+
+@functools.lru_cache(maxsize=1024)
+def holds_options(name: str) -> bool:
+    """Whether a name is `options`, or spelt nearly like it.
+
+    >>> holds_options("option"), holds_options("Options"), holds_options("captions")
+    (True, True, False)
+    """
+    from difflib import get_close_matches
+
+    word = folded(name[:100])
+    return word[:1] == "o" and bool(get_close_matches(word, ("options", "opts"), cutoff=0.85))
 
 
 _MEDIA_NAME = re.compile(

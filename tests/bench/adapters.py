@@ -8,14 +8,13 @@ is run, for a short trial.
 from __future__ import annotations
 
 import random
-import statistics
 import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
 from flow import ON
-from measure import REPEATS, paired, row, write
+from measure import cost, write
 from models import smollm2
 from shared import Ids, drawn, some
 from support.adapters import write_adapter
@@ -61,27 +60,17 @@ def measured(folder: Path) -> dict[str, Any]:
         pg.backends.hf(model, dtype="float32", adapters=adapters) as many,
         pg.backends.hf(model, dtype="float32", adapter=adapters["a"]) as one,
     ):
-        ways = {"many": (many, mixed), "one": (one, of_one)}
-        seconds: dict[str, list[float]] = {name: [] for name in ways}
-        for route, names in ways.values():
+        for route, names in ((many, mixed), (one, of_one)):
             seconds_of(route, prompts[:8], names[:8])
-        for repeat in range(min(REPEATS, 3)):
-            for name in ways if repeat % 2 else reversed(ways):
-                seconds[name].append(seconds_of(ways[name][0], prompts, ways[name][1]))
-    ratio, spread = paired(seconds["one"], seconds["many"])
-    figures = {
-        side: f"{statistics.median(seconds[name]):.3g} s"
-        for side, name in (("ours", "many"), ("theirs", "one"))
-    }
-    return row(
-        f"{len(prompts)} rows over eight adapters of rank 16, 20 to 60 tokens, 24 new, SmolLM2-135M",
-        "one adapter for all",
-        ratio,
-        "at most 1.5",
-        group=GROUP,
-        spread=spread,
-        **figures,
-    )
+        return cost(
+            f"{len(prompts)} rows over eight adapters of rank 16, 20 to 60 tokens, 24 new,"
+            " SmolLM2-135M",
+            "one adapter for all",
+            lambda: seconds_of(many, prompts, mixed),
+            lambda: seconds_of(one, prompts, of_one),
+            "at most 1.5",
+            group=GROUP,
+        )
 
 
 if __name__ == "__main__":

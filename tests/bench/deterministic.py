@@ -7,11 +7,10 @@ Both routes are of one model, in one process, and take turns; seconds are the pr
 from __future__ import annotations
 
 import random
-import statistics
 from typing import Any
 
 from adapters import seconds_of
-from measure import REPEATS, paired, row, write
+from measure import cost, write
 from models import smollm2
 from shared import drawn, some
 
@@ -29,27 +28,17 @@ def measured() -> dict[str, Any]:
         pg.backends.hf(model, dtype="bfloat16", deterministic=True) as alone,
         pg.backends.hf(model, dtype="bfloat16") as batches,
     ):
-        ways = {"alone": alone, "batches": batches}
-        seconds: dict[str, list[float]] = {name: [] for name in ways}
-        for route in ways.values():
+        for route in (alone, batches):
             seconds_of(route, prompts[:8], [None] * 8)
-        for repeat in range(min(REPEATS, 3)):
-            for name in ways if repeat % 2 else reversed(ways):
-                seconds[name].append(seconds_of(ways[name], prompts, [None] * len(prompts)))
-    ratio, spread = paired(seconds["batches"], seconds["alone"])
-    figures = {
-        side: f"{statistics.median(seconds[name]):.3g} s"
-        for side, name in (("ours", "alone"), ("theirs", "batches"))
-    }
-    return row(
-        f"{len(prompts)} rows, `deterministic`, 20 to 60 tokens, 24 new, SmolLM2-135M in bfloat16",
-        "without it",
-        ratio,
-        "at most 10",
-        group=GROUP,
-        spread=spread,
-        **figures,
-    )
+        return cost(
+            f"{len(prompts)} rows, `deterministic`, 20 to 60 tokens, 24 new, SmolLM2-135M in"
+            " bfloat16",
+            "without it",
+            lambda: seconds_of(alone, prompts, [None] * len(prompts)),
+            lambda: seconds_of(batches, prompts, [None] * len(prompts)),
+            "at most 10",
+            group=GROUP,
+        )
 
 
 if __name__ == "__main__":

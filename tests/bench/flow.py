@@ -471,7 +471,7 @@ def vllm_alone() -> None:
 
 def guess() -> Rows:
     """One row that copies from its prompt, and one that does not, on SmolLM2-135M."""
-    from pipegen.backends.hf.scheduler import Lookup
+    from pipegen.backends.hf.lookup import Lookup
 
     people = (
         ("Anna Berg", "Oslo", 31),

@@ -148,6 +148,28 @@ def row(
     return made | {"spread": round(spread, 4), "ours": ours, "theirs": theirs, "note": note} | more
 
 
+def cost(
+    work: str,
+    peer: str,
+    ours: Callable[[], float],
+    theirs: Callable[[], float],
+    target: str,
+    *,
+    group: str,
+) -> dict[str, Any]:
+    """How many times the seconds of the peer ours takes. Both are measured in turn, three times at
+    most, and give the seconds that count.
+    """
+    ways = {"ours": ours, "theirs": theirs}
+    seconds: dict[str, list[float]] = {side: [] for side in ways}
+    for repeat in range(min(REPEATS, 3)):
+        for side in ways if repeat % 2 else reversed(ways):
+            seconds[side].append(ways[side]())
+    ratio, spread = paired(seconds["theirs"], seconds["ours"])
+    figures = {side: f"{statistics.median(taken):.3g} s" for side, taken in seconds.items()}
+    return row(work, peer, ratio, target, group=group, spread=spread, **figures)
+
+
 def peaks(ours: float | None, theirs: float | None) -> dict[str, Any]:
     """The entry `memory` of a row: the most that each side's process has held, in MiB; None for a
     side that has no process.

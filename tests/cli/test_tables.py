@@ -5,6 +5,7 @@ programs open it.
 from __future__ import annotations
 
 import base64
+import csv
 import datetime as dt
 import json
 from collections.abc import Callable
@@ -272,6 +273,32 @@ def test_a_wrong_map_is_bad_usage(
     )
     assert (ran.code, engine.calls) == (2, [])
     assert words in " ".join(ran.err.split())
+
+
+@pytest.mark.parametrize("form", ["csv", "parquet", "jsonl"])
+@pytest.mark.parametrize("column", ["options.adapter", "options.tempreature", "Option"])
+def test_a_column_of_options_under_another_name_is_refused(
+    column: str, form: str, generate: Command, engine: FakeEngine, tmp_path: Path
+) -> None:
+    source, value = tmp_path / f"in.{form}", '{"adapter": "a"}'
+    row = {"prompt": "Hi", column: value}
+    if form == "csv":
+        with source.open("w", newline="") as stream:
+            csv.writer(stream).writerows([row.keys(), row.values()])
+    elif form == "parquet":
+        pq.write_table(pa.Table.from_pylist([row]), source)
+    else:
+        source.write_text(json.dumps(row))
+    result = generate(source, "-o", tmp_path / "out.jsonl")
+    assert result.code in (1, 2)  # a row of its own; a header for all
+    words = result.err + "".join(path.read_text() for path in tmp_path.glob("out.jsonl"))
+    assert column in words
+    assert "options" in words
+    assert not engine.calls
+    kept = tmp_path / "kept.jsonl"
+    mapped = generate(source, "-o", kept, "--map", f"metadata={column}")
+    assert mapped.code == 0, mapped.err
+    assert json.loads(kept.read_text())["metadata"] == {column: value}
 
 
 def test_a_map_names_the_fields_of_lines_too(

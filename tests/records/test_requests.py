@@ -6,6 +6,7 @@ import io
 import pathlib
 import pickle
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
@@ -13,6 +14,7 @@ from PIL import Image
 
 import pipegen as pg
 from pipegen.core.slots import is_ok
+from pipegen.io.tables import Columns, TableError
 from pipegen.records.fields import InvalidField, UnknownField
 from pipegen.records.messages import (
     ImagePart,
@@ -139,6 +141,50 @@ def test_an_option_beside_the_prompt_is_sent_to_its_place(name: str, words: str)
         assert (
             request_from(values).failure().message == f"request: there is no field {name!r}{words}"
         )
+
+
+PATHS = [
+    *("options.adapter", "option.temperature", "options.tempreature", "Options.chat.trust"),
+    *("options[seed]", "options/top_p", "options:stop", "options__seed", "options_seed"),
+    *("option-max_tokens", "opts.seed", "optoins.seed", "chat.enable_thinking", "stop.ignore_eos"),
+]
+SETTINGS = ["generation_config.temperature", "sampling_params[top_p]", "extra_body.min_p"]
+
+
+@pytest.mark.parametrize("name", [*PATHS, *SETTINGS, "Adapter", " seed", "max-tokens", "lora"])
+def test_an_option_under_a_path_or_in_other_letters_is_not_carried_along(name: str) -> None:
+    message = request_from({"prompt": "a", name: "x"}).failure().message
+    assert f"there is no field {name!r}" in message
+    assert "options" in message
+    assert request_from({"prompt": "a", "metadata": {name: "x"}}).unwrap().metadata == {name: "x"}
+
+
+@pytest.mark.parametrize("name", PATHS)
+def test_a_column_that_is_a_path_into_options_is_refused(name: str) -> None:
+    with pytest.raises(TableError, match="options go into options") as refused:
+        Columns().check(["prompt", name], Path("x"))
+    assert str(refused.value).endswith(f". --map metadata={name} carries it along")
+    Columns({}, frozenset({name})).check(["prompt", name], Path("x"))
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("option_a", "option_n", "options_count", "captions.text", "actions.seed", "stop.lat"),
+        *("metadata.seed", "seed.variety", "n.trials", "temp.mean", "structured_text", "option"),
+    ],
+)
+def test_a_name_that_is_no_path_into_options_is_carried_along(name: str) -> None:
+    assert request_from({"prompt": "a", name: "x"}).unwrap().metadata == {name: "x"}
+    Columns().check(["prompt", name], Path("x"))
+
+
+@pytest.mark.parametrize("name", ["option", "Options", "opts"])
+def test_options_under_nearly_their_name_are_refused_as_json_text_too(name: str) -> None:
+    for value in ({"adapter": "a"}, '{"adapter": "a"}'):
+        error = request_from({"prompt": "a", name: value}).failure()
+        assert error.message == f"request: there is no field {name!r}; did you mean 'options'?"
+    assert name in Columns().reads(["prompt", name])  # so that its rows can be refused
 
 
 @pytest.mark.parametrize(

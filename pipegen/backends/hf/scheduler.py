@@ -27,7 +27,8 @@ with it (see `pipegen.backends.hf.prefixes`).
 `requeue` moves every row that is not done back to waiting, with the tokens it has.
 `requeue_after_oom` also lets go of what stays of earlier rows. Where there is nothing, it halves
 the number of tokens that may be cached. `requeue_in_halves`, after the model's code raised, halves
-the number of rows that run at a time, until one is alone.
+the number of rows that run at a time, until one is alone. From then on equal rows are read one by
+one: as many run as are read, so what was halved bounds both.
 
 **Invariants.**
 
@@ -60,6 +61,7 @@ from pipegen.backends.hf.cache import max_cached_tokens
 from pipegen.backends.hf.compiled import Compiled, CompileFailed
 from pipegen.backends.hf.hf_rows import HFRow, group_size, pass_tokens
 from pipegen.backends.hf.hf_sampling import Sampler
+from pipegen.backends.hf.lookup import Lookup
 from pipegen.backends.hf.pixels import Pixels
 from pipegen.backends.hf.prefixes import Prefixes
 from pipegen.backends.hf.row_adapters import adapters_together, use_adapters
@@ -67,12 +69,7 @@ from pipegen.backends.hf.running_batch import RunningBatch, StaticBatch
 from pipegen.backends.request_queue import Waiting
 from pipegen.ending.stop_state import feed_each
 
-__all__ = ["Lookup", "ModelTraits", "Schedule", "Work"]
-
-TOKENS = 2
-"""How many tokens must have stood before, to guess what follows."""
-MOST = 16
-"""The longest guess."""
+__all__ = ["ModelTraits", "Schedule", "Work"]
 
 
 @dataclass(slots=True)
@@ -187,6 +184,8 @@ class Schedule:
         self._sampler: Sampler | None = None
         self._tokens = torch.empty(0)
         self._max_tokens, self._measured = traits.max_tokens, False
+        # whether equal rows are read one by one: a pass failed, and no more may run than are read
+        self._apart = False
         if traits.max_tokens is not None:
             traits.max_tokens *= 2  # what was too little then may be enough now
         self._lookup: tuple[HFRow | None, Lookup] = (None, Lookup())
@@ -195,7 +194,8 @@ class Schedule:
 
     def add(self, rows: Sequence[HFRow]) -> None:
         """Let rows wait for their turn."""
-        self._waiting.add(rows, apart=self._traits.fixed or self._traits.deterministic)
+        apart = self._apart or self._traits.fixed or self._traits.deterministic
+        self._waiting.add(rows, apart=apart)
 
     @property
     def rows(self) -> list[HFRow]:
@@ -316,6 +316,7 @@ class Schedule:
             self.requeue()
             return True
         self._waiting.take(places)
+        self._load = (active + len(self._load[2]), longest, self._load[2])
         self._prefixes.fork(
             self._model, batch, {index: len(source) for index, source in enumerate(chosen)}
         )
@@ -548,6 +549,7 @@ class Schedule:
             return []
         if sequences > 1:
             self._max_tokens = self._traits.max_tokens = (sequences + 1) // 2 * width
+        self._apart = True
         self.requeue()
         return [] if sequences > 1 else [row for row in rows if not row.done]
 
@@ -557,51 +559,6 @@ class Schedule:
         """
         sequences, _, rows = self._load
         self._most = (sequences + 1) // 2 if sequences > 1 else self._size
-        self._sharing = 0
+        self._sharing, self._apart = 0, True
         self.requeue()
         return [] if sequences > 1 else [row for row in rows if not row.done]
-
-
-class Lookup:
-    """Guesses for a row that runs alone: text that repeats itself, or its prompt, is checked
-    several tokens at a time.
-
-    What followed a row's last tokens before is likely to follow again: in JSON about a text, in
-    quotes, in lists. (Prompt lookup, Saxena 2023,
-    https://github.com/apoorvumang/prompt-lookup-decoding.) One pass reads the guess, which is
-    longer the more of the last ones were right. Each token is chosen from its logits as without a
-    guess. From the first wrong one on, the rest is thrown away. So a guess changes no token, and
-    costs little: a pass that reads a few tokens of one row takes hardly longer than a single token.
-
-    >>> lookup = Lookup()
-    >>> lookup.guess([7, 8, 9, 5, 7, 8], 9)
-    (9, 5, 7, 8)
-    >>> lookup.right(1)
-    >>> lookup.guess([7, 8, 9, 5, 7, 8, 9, 4], 9)
-    ()
-    """
-
-    def __init__(self) -> None:
-        self._behind: dict[tuple[int, ...], int] = {}
-        """Where the tokens last stood, by the place behind them."""
-        self._read = TOKENS
-        self._size = 4
-
-    def guess(self, ids: Sequence[int], most: int) -> tuple[int, ...]:
-        """What may follow the row's tokens, at most so many; nothing where its last ones did not
-        stand before.
-        """
-        for end in range(self._read, len(ids)):
-            self._behind[tuple(ids[end - TOKENS : end])] = end
-        self._read = max(self._read, len(ids))
-        position = self._behind.get(tuple(ids[-TOKENS:]))
-        if position is None:
-            return ()
-        following = list(ids[position : position + self._size])
-        while len(following) < self._size:  # what repeats goes on repeating
-            following += following
-        return tuple(following[: min(self._size, most)])
-
-    def right(self, count: int) -> None:
-        """Say how many tokens of the last guess were right."""
-        self._size = min(2 * count + 1, MOST)

@@ -120,12 +120,24 @@ INVARIANT = "VLLM_BATCH_INVARIANT"
 """The variable of the environment by which vLLM computes each row independently of its batch."""
 
 
+_SET_HERE: set[str] = set()
+"""That variable, once it was set here: vLLM was imported in that mode, and has it to the end of the
+process.
+"""
+
+
 def use_batch_invariance(load: ModelLoadConfig) -> None:
     """Where `deterministic` is set, let vLLM be imported in its batch-invariant mode. Raises
-    `CannotStart` where it was imported without, and where the device has no such mode: vLLM itself
-    fails late there, in a kernel.
+    `CannotStart` where it was imported in the other mode, since a process has one, and where the
+    device has no such mode: vLLM itself fails late there, in a kernel.
     """
     if not load.deterministic:
+        if _SET_HERE:
+            raise CannotStart(
+                "vLLM has its batch-invariant mode in this process, since a route with"
+                " deterministic was opened, and this route has no deterministic",
+                "set deterministic for this route too, or open it in another process",
+            )
         return
     imported, given = "vllm" in sys.modules, os.environ.get(INVARIANT)
     if not imported:
@@ -134,14 +146,19 @@ def use_batch_invariance(load: ModelLoadConfig) -> None:
     from vllm.platforms import current_platform
 
     if current_platform.is_cuda() and current_platform.has_device_capability(80):
-        if imported and given != "1":
+        if given == "1":
+            return
+        if imported:
             raise CannotStart(
                 f"vLLM was imported in this process without {INVARIANT}, and deterministic is set",
                 f"set {INVARIANT}=1 before Python starts",
             )
+        _SET_HERE.add(INVARIANT)
         return
     if given is None:
         os.environ.pop(INVARIANT, None)
+    else:
+        os.environ[INVARIANT] = given
     raise CannotStart(
         f"vLLM {vllm.__version__} computes rows independently of their batch on NVIDIA GPUs of compute"
         f" capability 8.0 or more, and not on this device ({current_platform.device_type})",

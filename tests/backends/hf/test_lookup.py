@@ -13,7 +13,7 @@ from support.models import FAMILIES, encoded
 
 import pipegen as pg
 from pipegen.backends.hf.hf_engine import HFEngine
-from pipegen.backends.hf.scheduler import MOST, Lookup
+from pipegen.backends.hf.lookup import MOST, Lookup
 from pipegen.engines.settings import ModelLoadConfig
 from pipegen.records.options import StopOptions
 from pipegen.testing.image_files import image_file

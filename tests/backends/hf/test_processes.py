@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 import pipegen as pg
+from pipegen.drivers import mapping
 from pipegen.drivers.progress import watched
 
 pytestmark = pytest.mark.slow
@@ -37,10 +38,30 @@ class Held:
 
 @pytest.mark.parametrize("kind", ["arun", "aimap", "watched", "astream"])
 def test_a_cancelled_call_computes_no_further_step(
-    kind: str, engine: Any, forwards: Callable[..., list[int]]
+    kind: str, engine: Any, forwards: Callable[..., list[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    held = Held()
-    sizes = forwards(held)
+    held, shared, left = Held(), engine.computing.shared, threading.Event()
+    sizes, leave, flow_of = forwards(held), shared.leave, mapping.flow_of
+
+    def leaving(mailbox: Any) -> None:
+        leave(mailbox)
+        left.set()
+
+    def watched_flow(*args: Any, **how: Any) -> Any:
+        """aimap works in a thread, which leaves the engine after the pass."""
+        flow = flow_of(*args, **how)
+        wake = flow.wake
+
+        def woken() -> None:
+            wake()
+            if flow.closed:
+                left.set()
+
+        flow.wake = woken
+        return flow
+
+    monkeypatch.setattr(shared, "leave", leaving)
+    monkeypatch.setattr(mapping, "flow_of", watched_flow)
     route: Any = pg.route(engine)
 
     async def call() -> None:
@@ -65,8 +86,7 @@ def test_a_cancelled_call_computes_no_further_step(
             held.may_go.release()
         assert await asyncio.to_thread(held.came.acquire, timeout=60)  # the fourth pass is running
         task.cancel()
-        for _ in range(10):  # the loop takes a few turns until the call has been left
-            await asyncio.sleep(0)
+        assert await asyncio.to_thread(left.wait, timeout=60)
         held.may_go.release()
         with pytest.raises(asyncio.CancelledError):
             await task

@@ -4,6 +4,7 @@ nothing is started in vain.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import shutil
@@ -16,7 +17,7 @@ import pytest
 from support.models import write_model
 
 import pipegen as pg
-from pipegen.backends.vllm import running
+from pipegen.backends.vllm import running, start
 from pipegen.backends.vllm.start import HIGHEST, LOWEST, CannotStart, use_batch_invariance
 from pipegen.engines.versions import NOT_RUN, bounds_in
 
@@ -194,9 +195,13 @@ def test_a_vllm_that_was_imported_without_its_batch_invariant_mode_is_refused(
     assert pg.is_ok(pg.run(pg.backends.vllm("embedded", deterministic=True), TWO, ONE_TOKEN)[0])
 
 
-@pytest.mark.parametrize(("kind", "after"), [("cuda", "1"), ("cpu", None)])
+@pytest.mark.parametrize(
+    ("kind", "given", "after"),
+    [("cuda", None, "1"), ("cuda", "0", "1"), ("cpu", None, None), ("cpu", "0", "0")],
+)
 def test_vllm_is_imported_in_its_batch_invariant_mode(
     kind: str,
+    given: str | None,
     after: str | None,
     started: list[Any],
     monkeypatch: pytest.MonkeyPatch,
@@ -209,14 +214,22 @@ def test_vllm_is_imported_in_its_batch_invariant_mode(
     )
     monkeypatch.delitem(sys.modules, "vllm")
     monkeypatch.syspath_prepend(str(package.parent))
+    monkeypatch.setattr(start, "_SET_HERE", set())
     monkeypatch.setenv("VLLM_BATCH_INVARIANT", "0")
-    monkeypatch.delenv("VLLM_BATCH_INVARIANT")
+    if given is None:
+        monkeypatch.delenv("VLLM_BATCH_INVARIANT")
     platform(monkeypatch, kind, 90)
-    load = pg.ModelLoadConfig(model="embedded", backend="vllm", deterministic=True)
-    if after is None:
-        with pytest.raises(CannotStart):
+    plain = pg.ModelLoadConfig(model="embedded", backend="vllm")
+    load = dataclasses.replace(plain, deterministic=True)
+    use_batch_invariance(plain)
+    if kind == "cpu":
+        with pytest.raises(CannotStart, match="not on this device"):
             use_batch_invariance(load)
+        use_batch_invariance(plain)
     else:
-        use_batch_invariance(load)
+        for _ in range(2):
+            use_batch_invariance(load)
+        with pytest.raises(CannotStart, match="since a route with deterministic was opened"):
+            use_batch_invariance(plain)
     assert sys.modules["vllm"].mode == "1"  # type: ignore[attr-defined]
     assert os.environ.get("VLLM_BATCH_INVARIANT") == after
