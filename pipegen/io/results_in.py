@@ -157,7 +157,7 @@ def _from_row(answer: Sequence[str], row: Mapping[str, Any]) -> dict[str, Any]:
                 "text": entry["text"] or "",
                 "raw_text": entry["text"] or "",
                 "finish": _finish_of(entry),
-                "options": options,
+                "options": {},  # each has its own, such as its seed, and no column has them
             }
             for entry in row.get(name) or ()
             if entry["text"] is not None
