@@ -42,7 +42,7 @@ ROOMS = (
 """Each imports only itself and those before it."""
 BUDGETS = {
     "backends": 134_000,
-    "cli": 40_700,
+    "cli": 40_900,
     "records": 38_300,
     "report": 33_850,
     "drivers": 33_150,
