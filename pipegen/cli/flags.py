@@ -43,6 +43,11 @@ _PANELS = {
 }
 _SECRETS = ("api_key", "headers")
 """Settings without a flag: a command line is no place for a key."""
+_VALUES = {"--ray": re.compile(r"local|auto|(ray://)?[\w.\[\]:-]+:\d+")}
+"""Flags whose value may be left out, and what a value looks like."""
+_NO = "no"
+_YES_OR_NO: Mapping[Any, bool] = {"": True, _NO: False}
+"""The value of an option that is on, off, or one of several words."""
 _ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "\\": "\\"}
 
 
@@ -78,10 +83,16 @@ def _kind(hint: Any) -> Any:
 def _flag(name: str, hint: Any, words: str, default: Any, panel: str) -> inspect.Parameter:
     """The parameter of a command that typer makes the flag of."""
     kind, flag = _kind(hint), flag_of(name)
+    flag_type: Any
     words = words.replace("`", "")
     settings: dict[str, Any] = {"rich_help_panel": panel}
-    if kind is bool:
-        flag_type: Any = bool
+    choices = [value for part in get_args(hint) for value in get_args(part)]
+    if kind is bool and choices:
+        flag_type, settings["metavar"] = str, f"[{'|'.join([*choices, _NO])}]"
+        _VALUES[flag] = re.compile("|".join([*choices, _NO]))
+        words += f" Default: {'yes' if default else _NO}."
+    elif kind is bool:
+        flag_type = bool
         flag = f"{flag}/--no-{flag[2:]}"
         words += "" if default is None else f" Default: {'yes' if default else 'no'}."
     elif get_origin(kind) is tuple:
@@ -287,11 +298,9 @@ def _value(name: str, value: Any) -> Any:
         return [unescape(text) for text in value]
     if isinstance(value, str) and isinstance(OPTIONS[name].row.default, Mapping):
         return strict_json.load(value)
+    if flag_of(name) in _VALUES:
+        return _YES_OR_NO.get(value, value)
     return list(value) if isinstance(value, (list, tuple)) else value
-
-
-_VALUES = {"--ray": re.compile(r"local|auto|(ray://)?[\w.\[\]:-]+:\d+")}
-"""Flags whose value may be left out, and what a value looks like."""
 
 
 def _with_values(arguments: list[str]) -> Iterator[str]:
@@ -299,7 +308,12 @@ def _with_values(arguments: list[str]) -> Iterator[str]:
 
     >>> list(_with_values(["--ray", "in.jsonl", "--ray", "10.0.0.1:6379"]))
     ['--ray', '', 'in.jsonl', '--ray', '10.0.0.1:6379']
+    >>> list(_with_values(["--logprobs", "processed", "--no-logprobs"]))
+    ['--logprobs', 'processed', '--logprobs', 'no']
     """
+    off = [flag for flag, values in _VALUES.items() if values.fullmatch(_NO)]
+    negated = {flag.replace("--", "--no-"): [flag, _NO] for flag in off}
+    arguments = [part for argument in arguments for part in negated.get(argument, [argument])]
     for place, argument in enumerate(arguments):
         yield argument
         if argument in _VALUES and not _VALUES[argument].fullmatch(

@@ -152,7 +152,7 @@ def _from_row(answer: Sequence[str], row: Mapping[str, Any]) -> dict[str, Any]:
                 "text": entry["text"] or "",
                 "raw_text": entry["text"] or "",
                 "finish": entry["finish"],
-                "options": options,
+                "options": {},  # each has its own, such as its seed, and no column has them
             }
             for entry in row.get(name) or ()
             if entry["text"] is not None

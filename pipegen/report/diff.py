@@ -161,10 +161,11 @@ def _raw_texts(first: GenerationResult, second: GenerationResult) -> tuple[str, 
 
 
 def _endings(first: GenerationResult, second: GenerationResult) -> tuple[str, str] | None:
-    """Counts are compared where both sides have them."""
+    """Counts and stops are compared where both sides have them."""
     counted = first.prompt_tokens and second.prompt_tokens
+    stops = None not in (first.stop, second.stop) or _UNKNOWN not in (first.options, second.options)
     left, right = (
-        (result.finish.value, result.stop)
+        (result.finish.value, result.stop if stops else None)
         + ((result.prompt_tokens, result.completion_tokens) if counted else ())
         for result in (first, second)
     )

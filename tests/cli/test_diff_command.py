@@ -10,6 +10,7 @@ import pytest
 from returns.result import Success
 from typer.testing import CliRunner
 
+from pipegen import write_table
 from pipegen.cli.app import app
 from pipegen.io.jsonl import to_plain
 from pipegen.records.options import GenerationOptions, resolve
@@ -87,6 +88,29 @@ def test_brief_lines_are_compared_by_what_they_have(tmp_path: Path) -> None:
         assert done.stderr == "3 requests, 1 equal, 1 differ at text, 1 differ at finish\n"
     again = CliRunner().invoke(app, ["diff", str(tmp_path / "b"), str(tmp_path / "b")])
     assert again.exit_code == 0
+
+
+def test_lines_and_a_table_of_the_same_samples_are_equal(tmp_path: Path) -> None:
+    options = resolve(GenerationOptions(samples=2, seed=1))
+    first, second = (
+        dataclasses.replace(
+            RESULT,
+            raw_text="abSTOP",
+            finish=Finish.STOP_STRING,
+            stop="STOP",
+            options=dataclasses.replace(options, samples=1, seed=seed),
+        )
+        for seed in (1, 2)
+    )
+    sampled = dataclasses.replace(first, options=options, samples=(first, second))
+    lines = written(tmp_path / "a", x=sampled)
+    for text, code in {"ab": 0, "c": 1}.items():
+        table = tmp_path / f"{text}.parquet"
+        other = dataclasses.replace(second, text=text)
+        row = dataclasses.replace(sampled, samples=(first, other))
+        write_table(table, [({"id": "x"}, Success(row))])
+        for files in ([lines, str(table)], [str(table), lines]):
+            assert CliRunner().invoke(app, ["diff", *files]).exit_code == code
 
 
 def test_results_of_equal_ids_are_compared_by_their_order(tmp_path: Path) -> None:

@@ -169,6 +169,32 @@ def test_every_kind_of_flag_reaches_the_engine(
     assert options.chat.template_kwargs == {"a": (1,)}  # type: ignore[union-attr]
 
 
+@pytest.mark.parametrize(
+    ("flags", "value"),
+    [
+        ([], False),
+        (["--logprobs"], True),
+        (["--logprobs", "raw"], True),
+        (["--logprobs", "processed"], "processed"),
+        (["--logprobs=processed"], "processed"),
+        (["--logprobs", "no"], False),
+        (["--logprobs", "--no-logprobs"], False),
+    ],
+)
+def test_an_option_that_is_on_off_or_a_word_is_a_flag_with_and_without_a_word(
+    generate: Command, engine: FakeEngine, jsonl: Any, flags: list[str], value: object
+) -> None:
+    generate(*flags, jsonl(HI))
+    assert said(engine).logprobs == value
+
+
+def test_a_wrong_word_after_such_a_flag_is_bad_usage(generate: Command, jsonl: Any) -> None:
+    done = generate(jsonl(HI), "--logprobs=own")
+    assert done.code == 2
+    assert "--logprobs: " in done.err
+    assert "'raw' or 'processed'" in done.err
+
+
 # C8
 def test_the_options_of_a_line_sent_again_give_the_same_call(
     generate: Command, engine: FakeEngine, jsonl: Any
