@@ -29,6 +29,7 @@ from pipegen.records.option_groups import GROUPS
 from pipegen.records.option_records import GenerationOptions
 from pipegen.records.option_table import OPTIONS, SERVER_NAMES
 from pipegen.records.request_forms import FORMS
+from pipegen.stages import decode, fit, render, resolve, stop, tokenize, trim
 
 PAGES = Path(__file__).parent
 sys.path.insert(0, str(PAGES))  # `entries` lies beside this file
@@ -40,6 +41,7 @@ SHOWN = re.compile(
     re.MULTILINE,
 )
 """Names that a page writes out, and those that the site alone shows."""
+STAGES = (resolve, render, tokenize, fit, decode, stop, trim)
 INSTALLS = re.compile(rf'pip install "(?:\.|{DISTRIBUTION})\[([a-z,]+)\]"')
 
 
@@ -180,7 +182,7 @@ def laws_table() -> str:
     rows = ["| file | what holds for every input |", "| --- | --- |"]
     for path in sorted((PAGES.parent / "property_tests").glob("test_*.py")):
         words = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8")))
-        law = re.split(r"; |\.(?:\s|$)", words or "", maxsplit=1)[0]
+        law = re.split(r";\s|\.(?:\s|$)", words or "", maxsplit=1)[0]
         rows.append(f"| `{path.name}` | {' '.join(law.split())} |")
     return "\n".join(rows)
 
@@ -238,7 +240,7 @@ def found(path: str) -> Any:
 
 def names_table(page: str) -> str:
     """One row for each public name that the site alone shows in full: the first sentence of its
-    docstring.
+    docstring. Other pages have tables of the errors and of the stages.
     """
     rows = ["| more names | |", "| --- | --- |"]
     for written, _, path, heading in SHOWN.findall(page):
@@ -246,10 +248,12 @@ def names_table(page: str) -> str:
         if written or not name.startswith("pg.") or name.count(".") > 2:
             continue
         value = found(path)
+        is_error = isinstance(value, type) and issubclass(
+            value, GenerationError
+        )
+        if is_error or (name.startswith("pg.stages.") and value in STAGES):
+            continue
         words = entries.in_short(inspect.getdoc(value) or "")
-        if isinstance(value, type) and issubclass(value, GenerationError):
-            anchor = value.__name__.lower()
-            words = f"[Errors](../errors.md#{anchor})."
         rows.append(f"| `{name}` | {entries.cell(words)} |")
     return "\n".join(rows)
 
