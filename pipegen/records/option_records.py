@@ -397,8 +397,7 @@ class GenerationOptions:
     on_overflow: Annotated[
         Literal["error", "clip"] | None,
         one_of("error", "clip"),
-        "What to do when prompt and answer do not fit: fail the slot, or lower `max_new_tokens` and"
-        " say so in the result.",
+        "What to do when prompt and answer do not fit: fail the slot, or lower `max_new_tokens`.",
         OptionRow("error", trial="clip", role="fit", anywhere=True, stage="fit"),
     ] = None
     use_generation_config: Annotated[

@@ -80,19 +80,27 @@ def without_paths(note: str) -> str:
     return re.sub(r"(?<!\w)/[\w.+-]+(/[\w.+-]+)+", "...", note)[:300]
 
 
+def distance(row: dict[str, Any]) -> float:
+    """How far a row is from its target: 1 where it is met exactly, less where it is missed."""
+    bound = float(row["target"].split()[-1])
+    return bound / row["ratio"] if row["target"].startswith("at most") else row["ratio"] / bound
+
+
 def table(rows: list[dict[str, Any]]) -> str:
-    """How many rows of each group meet their targets, and the rows that miss theirs."""
-    lines = ["| group | rows | targets met |", "| --- | --- | --- |"]
+    """How many rows of each group meet their targets, and the row that misses its own by most."""
+    lines = [
+        "| group | rows | targets met | missed by most | ratio | target |",
+        "| --- | --- | --- | --- | --- | --- |",
+    ]
     for group, members in groupby(rows, key=lambda row: str(row["group"])):
         of_group = list(members)
-        lines.append(
-            f"| {group} | {len(of_group)} | {sum(row['meets'] is True for row in of_group)} |"
+        missed = sorted((row for row in of_group if row["meets"] is False), key=distance)
+        worst = "".join(
+            f" {row['work']}, against {row['peer']} | {row['ratio']:.3g} | {row['target']} |"
+            for row in missed[:1]
         )
-    lines += ["", "| missed | against | ratio | target |", "| --- | --- | --- | --- |"]
-    for row in rows:
-        if row["meets"] is False:
-            ratio = "-" if row["ratio"] is None else f"{row['ratio']:.3g}"
-            lines.append(f"| {row['work']} | {row['peer']} | {ratio} | {row['target']} |")
+        met = sum(row["meets"] is True for row in of_group)
+        lines.append(f"| {group} | {len(of_group)} | {met} |{worst or '  |  |  |'}")
     return "\n".join(lines)
 
 
