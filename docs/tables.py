@@ -19,7 +19,6 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 import pipegen
 from pipegen.config.keys import KEYS
 from pipegen.core.distribution import DISTRIBUTION, install_command
-from pipegen.core.errors import GenerationError
 from pipegen.engines.capabilities import ENGINES, FEATURES
 from pipegen.engines.settings import FallbackSettings
 from pipegen.engines.versions import bounds_in
@@ -42,6 +41,7 @@ SHOWN = re.compile(
 )
 """Names that a page writes out, and those that the site alone shows."""
 STAGES = (resolve, render, tokenize, fit, decode, stop, trim)
+ERROR_ROW = re.compile(r"^\| (?:<a id=\"\w+\"></a>)?`(\w+)`", re.MULTILINE)
 INSTALLS = re.compile(rf'pip install "(?:\.|{DISTRIBUTION})\[([a-z,]+)\]"')
 
 
@@ -242,16 +242,16 @@ def names_table(page: str) -> str:
     """One row for each public name that the site alone shows in full: the first sentence of its
     docstring. Other pages have tables of the errors and of the stages.
     """
+    errors = (PAGES / "errors.md").read_text(encoding="utf-8")
+    explained = ERROR_ROW.findall(errors)
     rows = ["| more names | |", "| --- | --- |"]
     for written, _, path, heading in SHOWN.findall(page):
         name = shown_name(heading or path)
         if written or not name.startswith("pg.") or name.count(".") > 2:
             continue
         value = found(path)
-        is_error = isinstance(value, type) and issubclass(
-            value, GenerationError
-        )
-        if is_error or (name.startswith("pg.stages.") and value in STAGES):
+        is_stage = name.startswith("pg.stages.") and value in STAGES
+        if is_stage or name.removeprefix("pg.") in explained:
             continue
         words = entries.in_short(inspect.getdoc(value) or "")
         rows.append(f"| `{name}` | {entries.cell(words)} |")
