@@ -67,6 +67,16 @@ def shown_type(annotation: Any) -> str:
     return text.strip("'\"")
 
 
+def argument_type(parameter: inspect.Parameter) -> str:
+    """What an argument takes, without what its default in the signature already shows."""
+    if parameter.annotation is parameter.empty:
+        return ""
+    shown, default = shown_type(parameter.annotation), parameter.default
+    if default is None:
+        return shown.removesuffix(" | None")
+    return "" if shown == type(default).__name__ else shown
+
+
 def signature_of(name: str, value: Any) -> str:
     """The call without annotations: one line, or one line for each argument."""
     try:
@@ -232,9 +242,9 @@ def own_bases(kind: type[Any]) -> list[type[Any]]:
 
 def default_of(field: dataclasses.Field[Any]) -> str:
     """The default in the words of the code, or nothing where a value must be given, and where it is
-    the `None` of the type.
+    the `None` of the type or empty.
     """
-    if field.default is None:
+    if field.default is None or field.default in ("", (), {}):
         return ""
     if field.default is dataclasses.MISSING:
         return "" if field.default_factory is dataclasses.MISSING else ", ..."
@@ -321,12 +331,7 @@ def entry(name: str, value: Any) -> str:
             parameters = inspect.signature(value).parameters
         except (TypeError, ValueError):
             parameters = {}  # type: ignore[assignment]
-        types = {
-            parameter.name: ""
-            if parameter.annotation is parameter.empty
-            else shown_type(parameter.annotation)
-            for parameter in parameters.values()
-        }
+        types = {name: argument_type(one) for name, one in parameters.items()}
     described: dict[str, str] = {}
     if is_kind:
         described = {

@@ -19,7 +19,6 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 import pipegen
 from pipegen.config.keys import KEYS
 from pipegen.core.distribution import DISTRIBUTION, install_command
-from pipegen.core.errors import GenerationError
 from pipegen.engines.capabilities import ENGINES, FEATURES
 from pipegen.engines.settings import FallbackSettings
 from pipegen.engines.versions import bounds_in
@@ -29,6 +28,7 @@ from pipegen.records.option_groups import GROUPS
 from pipegen.records.option_records import GenerationOptions
 from pipegen.records.option_table import OPTIONS, SERVER_NAMES
 from pipegen.records.request_forms import FORMS
+from pipegen.stages import decode, fit, render, resolve, stop, tokenize, trim
 
 PAGES = Path(__file__).parent
 sys.path.insert(0, str(PAGES))  # `entries` lies beside this file
@@ -40,6 +40,8 @@ SHOWN = re.compile(
     re.MULTILINE,
 )
 """Names that a page writes out, and those that the site alone shows."""
+STAGES = (resolve, render, tokenize, fit, decode, stop, trim)
+ERROR_ROW = re.compile(r"^\| (?:<a id=\"\w+\"></a>)?`(\w+)`", re.MULTILINE)
 INSTALLS = re.compile(rf'pip install "(?:\.|{DISTRIBUTION})\[([a-z,]+)\]"')
 
 
@@ -180,7 +182,7 @@ def laws_table() -> str:
     rows = ["| file | what holds for every input |", "| --- | --- |"]
     for path in sorted((PAGES.parent / "property_tests").glob("test_*.py")):
         words = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8")))
-        law = re.split(r"; |\.(?:\s|$)", words or "", maxsplit=1)[0]
+        law = re.split(r";\s|\.(?:\s|$)", words or "", maxsplit=1)[0]
         rows.append(f"| `{path.name}` | {' '.join(law.split())} |")
     return "\n".join(rows)
 
@@ -238,18 +240,20 @@ def found(path: str) -> Any:
 
 def names_table(page: str) -> str:
     """One row for each public name that the site alone shows in full: the first sentence of its
-    docstring.
+    docstring. Other pages have tables of the errors and of the stages.
     """
+    errors = (PAGES / "errors.md").read_text(encoding="utf-8")
+    explained = ERROR_ROW.findall(errors)
     rows = ["| more names | |", "| --- | --- |"]
     for written, _, path, heading in SHOWN.findall(page):
         name = shown_name(heading or path)
         if written or not name.startswith("pg.") or name.count(".") > 2:
             continue
         value = found(path)
+        is_stage = name.startswith("pg.stages.") and value in STAGES
+        if is_stage or name.removeprefix("pg.") in explained:
+            continue
         words = entries.in_short(inspect.getdoc(value) or "")
-        if isinstance(value, type) and issubclass(value, GenerationError):
-            anchor = value.__name__.lower()
-            words = f"[Errors](../errors.md#{anchor})."
         rows.append(f"| `{name}` | {entries.cell(words)} |")
     return "\n".join(rows)
 

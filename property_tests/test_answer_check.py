@@ -1,6 +1,4 @@
-"""The check of answers: what an independent checker accepts is never called wrong, nor is the start
-of it.
-"""
+"""The check of answers never calls wrong what an independent checker accepts, nor the start of it."""
 
 from __future__ import annotations
 

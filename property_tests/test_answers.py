@@ -1,5 +1,5 @@
-"""Answers of servers are foreign data: whatever is changed in one, its request gets a result that
-can be written, or a typed error; the split of a stream's bytes changes no event.
+"""Whatever is changed in an answer of a server, its request gets a result that can be written, or a
+typed error; the split of a stream's bytes changes no event.
 """
 
 from __future__ import annotations

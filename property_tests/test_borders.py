@@ -1,5 +1,5 @@
-"""Foreign code and foreign data: whatever a request holds, and whatever code raises for it, N
-requests give N slots, and the other slots are unchanged.
+"""Whatever a request holds, and whatever foreign code raises for it, N requests give N slots; the
+other slots are unchanged.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""A next prompt begins with the ids of the turns before it, whatever was sampled; the text between
-does not depend on the answer; new words make no control token.
+"""A next prompt begins with the ids of the turns before it; the text between does not depend on the
+answer; new words make no control token.
 """
 
 from __future__ import annotations

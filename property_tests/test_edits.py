@@ -1,5 +1,5 @@
-"""Edited routes: an engine that ends early gives the slots of its whole answers, whatever stages
-are inserted, replaced or removed.
+"""An engine that ends early gives the slots of its whole answers, however its route is edited:
+whatever stages are inserted, replaced or removed.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Continuous feeding: for any number in flight and any order of ends, the slots are those of one
+"""For any number in flight and any order of ends, the slots of continuous feeding are those of one
 run; an engine that dies fails what is in flight once, and the rest is answered.
 """
 

@@ -1,5 +1,5 @@
-"""Structured output: for random schemas, regular expressions and choices an answer has its form
-unless its length ended it, and no other request is affected.
+"""A structured answer has its form unless its length ended it, for random schemas, regular
+expressions and choices; no other request is affected.
 """
 
 from __future__ import annotations

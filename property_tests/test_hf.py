@@ -1,5 +1,5 @@
-"""The Hugging Face engine in float32: greedy ids are those of transformers' own `generate`,
-sampling has the distribution of its warpers, and a result does not depend on its batch.
+"""Greedy ids of the Hugging Face engine in float32 are those of transformers' own `generate`;
+sampling has the distribution of its warpers; a result does not depend on its batch.
 """
 
 from __future__ import annotations

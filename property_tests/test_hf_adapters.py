@@ -1,5 +1,5 @@
-"""A row of any adapter has the ids of a route with that adapter alone, whatever rows are beside it and
-were before it: greedy, seeded, in samples, under a grammar, as a stream, and scored.
+"""A row of any adapter has the ids of a route with that adapter alone; greedy, seeded, in samples,
+under a grammar, as a stream, and scored, whatever rows are beside it and were before it.
 """
 
 from __future__ import annotations

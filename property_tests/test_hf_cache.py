@@ -1,4 +1,4 @@
-"""A cache that grows in place holds what transformers' own holds, whatever sequences come, go and
+"""A cache that grows in place holds what transformers' own holds; whatever sequences come, go and
 stay.
 """
 

@@ -1,4 +1,4 @@
-"""A deterministic engine gives a row the same bits alone, and beside any others in any order, in
+"""A deterministic engine gives a row the same bits alone and beside any others; in any order and in
 every dtype.
 """
 

@@ -1,4 +1,4 @@
-"""The prefix cache changes no text, for random turns, branches, images and samplings, and keeps to
+"""The prefix cache changes no text; for random turns, branches, images and samplings it keeps to
 its memory limit.
 """
 

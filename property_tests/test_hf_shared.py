@@ -1,4 +1,4 @@
-"""Sequences that share a prefix: in float32 ids and logprobs are those of each alone, whichever
+"""Sequences that share a prefix have in float32 the ids and logprobs of each alone; whichever
 enters, leaves and ends, and however often memory is full.
 """
 

@@ -1,4 +1,4 @@
-"""The control tokens of a prompt are those of the same conversation with harmless words, whatever
+"""The control tokens of a prompt are those of the same conversation with harmless words; whatever
 the template does with them.
 """
 

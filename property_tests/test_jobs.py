@@ -1,5 +1,5 @@
-"""Whatever ends a job, and wherever, a later run gives the answers of an undisturbed one, and
-repeats no more than was in flight.
+"""Whatever ends a job, a later run gives the answers of an undisturbed one; it repeats no more than
+was in flight.
 """
 
 from __future__ import annotations

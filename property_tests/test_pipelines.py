@@ -1,5 +1,5 @@
-"""Random pipelines (fallbacks, judges, loops, edits, plugins, samples) give the same slots by every
-function that runs a pipe, and after pickling at each call.
+"""Random pipelines give the same slots by every function that runs a pipe; with fallbacks, judges,
+loops, edits, plugins and samples, and after pickling at each call.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""The plugins that ship: the same ends for any split into pieces; the tokens that are forbidden are
-exactly those that complete a repeated object; requests do not affect each other.
+"""The plugins that ship end an answer at the same place for any split into pieces; the tokens that
+are forbidden are exactly those that complete a repeated object; requests do not affect each other.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Ordinary text has the ids of the plain tokenizer call, and no word of a user becomes a control
-token or an image.
+"""Ordinary text has the ids of the plain tokenizer call; no word of a user becomes a control token
+or an image.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Stages are functions: what an engine learns between two batches changes no stage, each fact of a
-model is read once, and records before a call can be pickled.
+"""What an engine learns between two batches changes no stage; each fact of a model is read once;
+records before a call can be pickled.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Options and records: resolving twice changes nothing, merging is associative, and plain data,
-pickles and tables give back what was written.
+"""Plain data, pickles and tables give back the options and records that were written; resolving
+twice changes nothing; merging is associative.
 """
 
 from __future__ import annotations

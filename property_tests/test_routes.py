@@ -1,5 +1,5 @@
-"""Whole routes: `max_prompt_tokens` fails exactly the longer prompts; each sample is as it is
-alone; `imap_keyed` gives each key its slot, in order.
+"""`max_prompt_tokens` fails exactly the longer prompts; each sample is as it is alone; `imap_keyed`
+gives each key its slot, in order.
 """
 
 from __future__ import annotations

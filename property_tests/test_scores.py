@@ -1,4 +1,4 @@
-"""Scores: where continuations begin, and that each token of a text is predicted once."""
+"""Each token of a text is predicted once; continuations begin where they should."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""A search for stops that skips tokens that can complete none ends like one that looks at each,
-with tokenizers of all common families.
+"""A search for stops that skips tokens ends like one that looks at each; with tokenizers of all
+common families.
 """
 
 from __future__ import annotations

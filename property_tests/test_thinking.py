@@ -1,4 +1,4 @@
-"""Bounded thinking: two calls give one answer, the reasoning has at most its tokens, and the form
+"""Two calls of bounded thinking give one answer; the reasoning has at most its tokens; the form
 holds after it.
 """
 

@@ -1,5 +1,5 @@
-"""Trims: a loop ends at its first character for any pieces, trimming twice changes nothing, and
-reasoning and answer come back as written.
+"""Trimming twice changes nothing; a loop ends at its first character for any pieces; reasoning and
+answer come back as written.
 """
 
 from __future__ import annotations

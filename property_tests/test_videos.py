@@ -1,5 +1,5 @@
-"""Frames of a video: the first is taken, all are in order and within the budget, and the same times
-give the same frames.
+"""The same times give the same frames of a video; the first is taken; all are in order and within
+the budget.
 """
 
 from __future__ import annotations

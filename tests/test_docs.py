@@ -5,6 +5,7 @@ its section.
 from __future__ import annotations
 
 import ast
+import dataclasses
 import doctest
 import importlib.util
 import inspect
@@ -240,6 +241,8 @@ def test_the_reference_has_every_public_name() -> None:
         for page in pages
         for name in re.findall(r"^### (\S+)$", page, re.MULTILINE)
     }
+    errors = (DOCS / "errors.md").read_text(encoding="utf-8")
+    shown |= {f"pg.{name}" for name in tables().ERROR_ROW.findall(errors)}
     # of the package returns; modules have their parts in the tables
     apart = {"Success", "Failure", "backends", "plugins", "ray", "stages"}
     assert [
@@ -263,9 +266,9 @@ def test_the_tables_have_every_option_setting_and_alias() -> None:
 
 
 def test_the_defaults_that_pages_state_are_those_of_the_code() -> None:
-    """Of settings of servers, of jobs and plugins, and of how many requests stages take."""
+    """Of settings of servers, of limits, jobs and plugins, and of how many requests stages take."""
 
-    def on(page: str, pattern: str) -> list[tuple[str, str]]:
+    def on(page: str, pattern: str) -> list[Any]:
         return re.findall(pattern, (DOCS / page).read_text(encoding="utf-8"), re.MULTILINE)
 
     stated = on("servers.md", r"^\| `(\w+)` \| (none|[\d.]+)(?: s)? \|")
@@ -276,6 +279,11 @@ def test_the_defaults_that_pages_state_are_those_of_the_code() -> None:
         for name, _ in stated
         for default in [settings[name].default]
     ]
+    limits = on("errors.md", r"\| ([\d,]+)( MiB)? \| `(max_\w+)` \|$")
+    policy = pipegen.RequestPolicy()
+    assert {
+        name: int(shown.replace(",", "")) * (2**20 if mega else 1) for shown, mega, name in limits
+    } == {name: getattr(policy, name) for name in dataclasses.asdict(policy)}
     ((_, grace),) = on("jobs.md", r"`(grace)` seconds \((\d+)")
     assert float(grace) == inspect.signature(pipegen.job).parameters["grace"].default
     together = on("pipelines.md", r"up to (\d+) in `run`, (\d+) in `imap`")
@@ -298,6 +306,39 @@ def test_the_commands_that_install_pipegen_are_those_of_the_code(page: Path) -> 
 def test_relative_links_lead_somewhere(page: Path) -> None:
     links = re.findall(r"\]\(([^)#:\s]+)(?:#[^)]*)?\)", page.read_text(encoding="utf-8"))
     assert [link for link in links if not (page.parent / link).exists()] == []
+
+
+FENCED = re.compile(r"^( *)```.*?^\1```$", re.DOTALL | re.MULTILINE)
+
+
+def anchors_of(page: Path) -> set[str]:
+    """What links to a page may name, by GitHub's rule for headings."""
+    text = FENCED.sub("", page.read_text(encoding="utf-8"))
+    found = re.findall(r'<a id="([\w-]+)"', text)
+    for heading in re.findall(r"^#+ (.+)$", text, re.MULTILINE):
+        words = re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", heading).strip().lower()
+        found.append(re.sub(r"[^\w\- ]", "", words).replace(" ", "-"))
+    return set(found)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=page_id)
+def test_links_to_a_part_of_a_page_name_one_that_is_there(page: Path) -> None:
+    text = FENCED.sub("", page.read_text(encoding="utf-8"))
+    assert [
+        f"{path}#{anchor}"
+        for path, anchor in re.findall(r"\]\(([^)#:\s]*)#([^)\s]+)\)", text)
+        if anchor not in anchors_of(page.parent / path if path else page)
+    ] == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=page_id)
+def test_every_block_of_code_says_what_it_is(page: Path) -> None:
+    """Only `python` is run: `pycon` is for examples of docstrings, which are run where they stand."""
+    text = page.read_text(encoding="utf-8")
+    kinds = {"python", "text", "console", "json", "sh", ""}
+    if page.parent.name == "reference":
+        kinds |= {"pycon"}
+    assert set(re.findall(r"^ *```(\w*)$", text, re.MULTILINE)) <= kinds
 
 
 @pytest.mark.parametrize("page", PAGES, ids=page_id)

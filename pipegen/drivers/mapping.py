@@ -50,16 +50,12 @@ def imap(
     policy: RequestPolicy | None = None,
     isolate_bugs: bool = False,
 ) -> Iterator[Slot[B]]:
-    """Generate for any number of requests: slots come in order, and the engine is fed while it
+    """As `run`, for any number of requests: slots come in order, and the engine is fed while it
     works.
 
-    route: a route such as `pg.backends.hf(...)`, or a pipe made with `>>`.
     requests: records or plain data; they are taken as there is room.
-    options: for every request; a request's own options override them.
     in_flight: how many requests run at a time. By default, as many as keep the engine full.
     ordered: whether slots come in the order of the requests, or as they end.
-    image_policy: which images and videos may be read; by default any file and no URL.
-    policy: how much one request may ask for.
     isolate_bugs: whether a bug fails its request alone, as in a job.
 
     Slots that end before their turn wait, up to 8 times as many as run. Then no request is taken

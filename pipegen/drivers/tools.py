@@ -80,10 +80,9 @@ def tools(
     side by side, in threads. An async function runs on the event loop of an asynchronous caller,
     else on one that all calls of these tools share.
 
-    make: in place of functions. `make(request)` gives the tools of one conversation: an object
-        whose public methods are tools, or a list of tools. It is called once for a conversation,
-        and for each sample. The object's `close()`, where it has one, is called at the end of the
-        conversation, however that ends. Both may be async.
+    make: in place of functions. `make(request)` gives the tools of one conversation, or sample: an
+        object whose public methods are tools, or a list of tools. The object's `close()` is called
+        at the end. Both may be async.
     limit: answers that a conversation has at most.
     timeout: seconds for one call. One that takes longer is left running, or cancelled if it is
         async.
@@ -92,14 +91,12 @@ def tools(
     max_bytes: how much of a tool's answer the model sees in UTF-8.
     unread: an answer that looks like a call, and is not read as one, ends the conversation
         ("end"), or the model gets a message that says what was wrong ("tell").
-    images: images that tools give stay in the tools' turns ("tool"). Where the chat template writes
-        none there, the request fails with `InvalidRequest`. With "user" they are in a user's turn after
-        these turns: each behind a mark, as "[image 1]", which also stands in its place.
+    images: images that tools give stay in the tools' turns ("tool"), or are in a user's turn after
+        them, each behind a mark, as "[image 1]" ("user").
     parallel: whether calls of one answer may run at the same time, up to 8. A tool's own attribute
-        `parallel`, or that of its object, comes first. Answers are in the order of the calls.
-    replays: whether calls may be made again. A job that resumes in the middle of a conversation
-        makes the earlier calls again, on a new object of `make`, and keeps their first answers.
-        Where a tool, its object or this says no, the request fails with `StageFailed`.
+        `parallel`, or that of its object, comes first.
+    replays: whether a job that resumes in the middle of a conversation may make its calls again. If
+        not, the request fails with `StageFailed`. A tool's own attribute comes first.
 
     An unknown tool and wrong arguments are answered in words. What a tool gives is a text, or
     becomes JSON. Images become content parts. What nothing can write fails the row with

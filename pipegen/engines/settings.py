@@ -207,8 +207,7 @@ class CheckpointSettings(EngineSettings):
         bool,
         boolean,
         Changes.MODEL,
-        "Tell models apart by every byte of their files. A job has it from its start, or sends"
-        " all requests again.",
+        "Tell models apart by every byte of their files. Set it from the start of a job.",
     ] = False
     adapters: Annotated[
         Mapping[str, PathOrName],
@@ -368,8 +367,8 @@ class VLLMSettings(WeightSettings):
         bool | None,
         boolean,
         Changes.NOTHING,
-        "Compare vLLM with transformers beyond each window and scaling first, on a small model."
-        " Default: where vLLM is in this process.",
+        "Compare vLLM with transformers at long lengths first, on a small model. Default: where "
+        "vLLM computes in this process.",
     ] = None
 
 
@@ -394,15 +393,14 @@ class ServerSettings:
         str | None,
         _address,
         Changes.MODEL,
-        "The server's address, with or without `/v1`; without it, the engine's own port on this"
-        " machine.",
+        "The server's address, with or without `/v1`. Default: the engine's own port on this "
+        "machine.",
     ] = None
     api_key: Annotated[
         str | Secret | None,
         _key,
         Changes.NOTHING,
-        "The key, in files best as `${NAME}` from the environment; else that of the engine's"
-        " variable.",
+        "The key, in files best as `${NAME}`. Default: that of the engine's environment variable.",
     ] = None
     headers: Annotated[
         Mapping[str, Any],
@@ -414,58 +412,56 @@ class ServerSettings:
         float,
         number(above=0),
         Changes.NOTHING,
-        "Seconds for one request in all: waits, attempts, and the whole answer or stream.",
+        "Seconds for one request, retries and the whole answer or stream included.",
     ] = 600.0
     max_in_flight: Annotated[
         int,
         integer(low=1),
         Changes.NOTHING,
-        "Requests at the server at a time, at most; fewer while it answers that there are too"
-        " many.",
+        "Requests at the server at a time, at most.",
     ] = 256
     requests_per_minute: Annotated[
         int | None,
         integer(low=1),
         Changes.NOTHING,
-        "Requests that are sent in any minute, at most, by all runs of this process that ask the"
-        " server with the same key.",
+        "Requests in any minute, at most, of all runs of this process with the same server and "
+        "key.",
     ] = None
     tokens_per_minute: Annotated[
         int | None,
         integer(low=1),
         Changes.NOTHING,
-        "Tokens of prompts and answers in any minute, at most, counted in the same way.",
+        "Tokens of prompts and answers in any minute, at most.",
     ] = None
     retries: Annotated[
         int,
         integer(low=0),
         Changes.NOTHING,
-        "How often one request is sent again at most, where that is safe.",
+        "How often a request is sent again, at most.",
     ] = 3
     outage: Annotated[
         float,
         number(low=0),
         Changes.NOTHING,
-        "Seconds for which a server that is away, or answers `later` (429, 503, 529), is waited for.",
+        "Seconds to wait for a server that is away, or answers `later` (429, 503, 529).",
     ] = 120.0
     batch_budget: Annotated[
         float | None,
         number(above=0),
         Changes.NOTHING,
-        "Seconds for a whole call, attempts and waits and all. Without it there is no limit.",
+        "Seconds for a whole call, retries and waits included.",
     ] = None
     served_model_name: Annotated[
         str | None,
         non_empty_string,
         Changes.MODEL,
-        "The name that the server has for the model; read from `/v1/models` where it is not set.",
+        "The server's name for the model; by default the one that it reports.",
     ] = None
     server_limit: Annotated[
         bool,
         boolean,
         Changes.ANSWERS,
-        "If no option sets the length of an answer, the server's own limit holds, not pipegen's"
-        " default.",
+        "Without an option for the length, the server's own limit holds, not pipegen's default.",
     ] = False
     extra_body: Annotated[
         Mapping[str, Any],

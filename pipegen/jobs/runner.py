@@ -213,9 +213,6 @@ def job(
     A pipe of `scoring` is taken as a route is: its scores are kept.
 
     folder: where answers are kept. It is made if it is missing.
-    in_flight: how many requests run at a time. By default, as many as keep the engine full.
-    image_policy: which images and videos may be read; by default any file and no URL.
-    policy: how much one request may ask for.
     retry: which failed requests are retried: those whose error is "retryable", "all", "none", or one
     type of error.
     version: what else the answers depend on, such as your stages. Another version sends all again.

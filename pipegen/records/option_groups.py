@@ -265,8 +265,7 @@ class StructuredOptions:
     json_schema: Annotated[
         Mapping[str, Any] | str | None,
         _schema,
-        "The answer is JSON that this JSON Schema describes; kept as JSON text, because the order"
-        " of its properties counts.",
+        "The answer is JSON that this JSON Schema describes, with its properties in this order.",
         OptionRow(
             None,
             EVERY,

@@ -171,8 +171,8 @@ class GenerationOptions:
     min_new_tokens: Annotated[
         int | None,
         integer(low=0),
-        "Nothing ends the answer before it has this many tokens, and a stop within them does not"
-        " count.",
+        "Nothing ends the answer before it has this many tokens; a stop within them does not "
+        "count.",
         OptionRow(
             0,
             SERVED,
@@ -205,8 +205,7 @@ class GenerationOptions:
     top_p: Annotated[
         float | None,
         number(above=0, high=1),
-        "Sample from the likeliest tokens whose probabilities add up to this much only; 1 means"
-        " all.",
+        "Sample from the likeliest tokens whose probabilities add up to this much; 1 means all.",
         OptionRow(
             1.0, EVERY, wires="top_p", trial=0.0001, role="filter", checkpoint=True, usual=True
         ),
@@ -214,7 +213,7 @@ class GenerationOptions:
     top_k: Annotated[
         int | None,
         integer(low=0),
-        "Sample from the k likeliest tokens only; 0 means all.",
+        "Sample from the k likeliest tokens; 0 means all.",
         OptionRow(
             0,
             SERVED,
@@ -229,15 +228,13 @@ class GenerationOptions:
     min_p: Annotated[
         float | None,
         number(0, 1),
-        "Sample from tokens that are at least this many times as likely as the likeliest only; 0"
-        " means all.",
+        "Sample from tokens at least this many times as likely as the likeliest; 0 means all.",
         OptionRow(0.0, SERVED, wires="min_p", trial=1.0, role="filter", checkpoint=True),
     ] = None
     allowed_token_ids: Annotated[
         tuple[int, ...] | None,
         _allowed,
-        "Generate these tokens only; an end token too, if it is among them. Without it every token"
-        " may be generated.",
+        "Generate these tokens only; an end token too, if it is among them.",
         OptionRow(
             None,
             frozenset({"hf", "vllm", "vllm_server", "vllm_chat"}),
@@ -249,8 +246,8 @@ class GenerationOptions:
     bad_words: Annotated[
         tuple[str, ...] | None,
         _words,
-        "Never write these words: none of their spellings, as the tokenizer cuts them, with a space"
-        " before them or without one.",
+        "Never write these words, however the tokenizer cuts them, with a space before them or "
+        "without.",
         OptionRow(
             (),
             frozenset({"hf", "vllm", "vllm_server"}),
@@ -321,7 +318,7 @@ class GenerationOptions:
     seed: Annotated[
         int | None,
         integer(low=0, high=2**63 - 1),
-        "Makes sampling repeatable in any batch. Without it, answers may differ from run to run.",
+        "Makes sampling repeatable, in any batch.",
         OptionRow(
             None,
             EVERY,
@@ -386,8 +383,7 @@ class GenerationOptions:
     max_prompt_tokens: Annotated[
         int | None,
         integer(low=1),
-        "Fail a longer prompt, images included, before the engine is called. Without it, only the"
-        " model's own limit counts.",
+        "Fail a longer prompt, images included, before the engine is called.",
         OptionRow(
             near="truncate_prompt_tokens",
             trial=100_000,
@@ -401,15 +397,14 @@ class GenerationOptions:
     on_overflow: Annotated[
         Literal["error", "clip"] | None,
         one_of("error", "clip"),
-        "What to do when prompt and answer do not fit: fail the slot, or lower `max_new_tokens` and"
-        " say so in the result.",
+        "What to do when prompt and answer do not fit: fail the slot, or lower `max_new_tokens`.",
         OptionRow("error", trial="clip", role="fit", anywhere=True, stage="fit"),
     ] = None
     use_generation_config: Annotated[
         bool | None,
         boolean,
-        "Options that are not set come from the checkpoint's `generation_config`, then from"
-        " pipegen's defaults.",
+        "Take options that are not set from the checkpoint's `generation_config`, where it has "
+        "them.",
         OptionRow(False, trial=True, role="defaults", anywhere=True, stage="resolve"),
     ] = None
     stop: Annotated[StopOptions | None, _stops] = None

@@ -404,8 +404,8 @@ class GenerationResult:
     near tie (0.01 in float32, 0.1 in bfloat16, or less) may come out differently in another batch,
     engine or device. It is measured on the distribution that `logprobs` are of."""
     prompt_logprobs: Annotated[tuple[TokenLogprob | None, ...] | None, _SCORES] = None
-    """One for each of `prompt_token_ids`, with the likeliest token there in `top`, or as many as
-    `top_logprobs` says, if the option `prompt_logprobs` is on. The first token has none.
+    """One for each of `prompt_token_ids`, if the option `prompt_logprobs` is on. `top` has the
+    likeliest tokens there, at least one. The first token has none.
     """
     route: str = ""
     """The name of the route that made this result, such as `hf`."""

@@ -85,6 +85,15 @@ ENTRY = re.compile(r"^<!-- reference: .*?<!-- end of reference -->", re.DOTALL |
 """What is written from docstrings, which are counted apart."""
 
 
+def words_in(markdown: str) -> int:
+    """All words that a reader sees on a page, tables and marks included, without fenced code.
+
+    >>> words_in("A **word**, <!-- not this --> and | a cell | .")
+    8
+    """
+    return len(re.sub(r"<!--.*?-->", "", FENCED.sub("", markdown), flags=re.DOTALL).split())
+
+
 def of_page(path: Path, name: str = "") -> Prose:
     """The prose of one page."""
     text = ENTRY.sub("", path.read_text(encoding="utf-8"))
