@@ -48,7 +48,7 @@ def test_resolving_says_everything_and_resolving_again_changes_nothing(
 
 
 @given(strategies.generation_options())
-def test_what_was_said_is_kept(options: pg.GenerationOptions) -> None:
+def test_what_was_set_is_kept(options: pg.GenerationOptions) -> None:
     effective = flat_values(resolve(options))
     said = {
         name: value

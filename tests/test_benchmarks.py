@@ -69,10 +69,10 @@ def test_a_row_that_was_measured_has_the_peak_memory_of_each_side() -> None:
 )
 def test_the_memory_of_a_process_is_not_what_its_parent_held(command: tuple[str, ...]) -> None:
     held = bytearray(b"1") * (300 << 20)
-    said = subprocess.run(
+    output = subprocess.run(
         [sys.executable, *command], cwd=HERE / "bench", check=True, capture_output=True, text=True
     ).stdout
-    assert 1 < float(said.split()[-1]) < 100 < len(held) >> 20
+    assert 1 < float(output.split()[-1]) < 100 < len(held) >> 20
 
 
 def test_a_command_that_fails_is_not_measured() -> None:

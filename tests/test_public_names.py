@@ -1,4 +1,4 @@
-"""The public names: explicit, sorted, importable, documented, and said to be pipegen's own."""
+"""The public names: explicit, sorted, importable, documented, and of pipegen's own modules."""
 
 from __future__ import annotations
 
@@ -170,7 +170,7 @@ def test_all_names_can_be_listed_and_imported_at_once() -> None:
     )
 
 
-def test_a_name_that_is_not_there_is_said_to_be_missing() -> None:
+def test_a_name_that_is_not_there_is_reported_as_missing() -> None:
     with pytest.raises(AttributeError, match="module 'pipegen' has no attribute 'ruun'"):
         _ = pipegen.ruun  # type: ignore[attr-defined]  # type checkers say so too
     with pytest.raises(ImportError):

@@ -20,7 +20,7 @@ def _no_keys(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def ask() -> Any:
-    """Makes an `ServerRequest` of ids, with options said flat."""
+    """Makes an `ServerRequest` of ids, with options written flat."""
 
     def make(
         token_ids: tuple[int, ...] = (1, 2, 3),

@@ -305,7 +305,7 @@ def test_a_setting_that_there_is_none_of_is_refused_with_the_nearest(
             constructor("embedded", **settings)
 
 
-def test_a_file_is_no_checkpoint_and_a_gguf_is_said_not_to_be_read(tmp_path: Path) -> None:
+def test_a_file_is_no_checkpoint_and_a_gguf_is_named_as_not_read(tmp_path: Path) -> None:
     (tmp_path / "model.gguf").write_bytes(b"GGUF")
     (tmp_path / "file").mkdir()
     (tmp_path / "file" / "model.bin").write_bytes(b"")

@@ -170,6 +170,6 @@ def test_code_is_warned_once_that_another_engine_answers(caplog: pytest.LogCaptu
     ):
         pg.run(route, [HI])
         pg.run(route, [HI])
-    said = [record.getMessage() for record in caplog.records]
-    (words,) = [words for words in said if "in the place of" in words]
+    messages = [record.getMessage() for record in caplog.records]
+    (words,) = [words for words in messages if "in the place of" in words]
     assert words.startswith("hf answers in the place of vllm: the vLLM engine needs the package")

@@ -3,7 +3,7 @@ models of given shapes, each arm in a process of its own.
 
     BENCH_QUESTIONS=200 python tests/bench/evals.py            # in the environment of `nox -s evals`; rows by name may follow
 
-The arms of a row take turns, `BENCH_REPEATS` times each (once, if nothing is said), with the model
+The arms of a row take turns, `BENCH_REPEATS` times each (once, if nothing is set), with the model
 loaded before the clock starts; of lm-eval only its calls of the model are timed. Seconds are the
 processor's, which a busy machine changes less; on one thread they are those of the wall. A row
 shows the ratio of the medians, the memory that each arm needed beyond the loaded model, and whether

@@ -351,14 +351,14 @@ def prefix() -> Rows:
         beside()
     if made["shared"] != made["whole"]:
         raise AssertionError("shared prefixes changed the ids")
-    said = f"64 prompts, {SHARED} shared tokens, own parts of 10 to 60, {NEW} new, SmolLM2-135M"
+    text = f"64 prompts, {SHARED} shared tokens, own parts of 10 to 60, {NEW} new, SmolLM2-135M"
     equal = sum(
         one == other for one, other in zip(sorted(made["shared"]), sorted(made[BATCH]), strict=True)
     )
     tokens = f"prompt tokens read: {read['shared']:,} and {read['whole']:,}; the same ids"
     rows = [
         timed(
-            said,
+            text,
             "pipegen with every prompt read whole",
             taken["shared"],
             taken["whole"],
@@ -368,7 +368,7 @@ def prefix() -> Rows:
     ]
     rows.append(
         timed(
-            said,
+            text,
             BATCH,
             taken["shared"],
             taken[BATCH],
@@ -376,7 +376,7 @@ def prefix() -> Rows:
             f"{equal} of 64 answers are equal",
         )
     )
-    return [*rows, beside.row(said, taken["shared"], made["shared"], "at least 0", GROUP)]
+    return [*rows, beside.row(text, taken["shared"], made["shared"], "at least 0", GROUP)]
 
 
 BATCH = "transformers generate_batch"

@@ -210,11 +210,11 @@ def samples() -> Rows:
     ours, theirs = in_turn(
         made(64, asked, temperature=1.0), made(2, [ids[:300]] * 8, temperature=1.0)
     )
-    said = f"{len(asked)} samples of one prompt of 2,000 tokens, 64 new, SmolLM2-135M"
-    rows = [compared(said, ours, theirs, "at least 3", equal(ours, theirs))]
+    text = f"{len(asked)} samples of one prompt of 2,000 tokens, 64 new, SmolLM2-135M"
+    rows = [compared(text, ours, theirs, "at least 3", equal(ours, theirs))]
     share = ours.held / theirs.held
     rows.append(
-        row(f"{said}: keys and values", COPIED, share, "at most 0.1", group=GROUP)
+        row(f"{text}: keys and values", COPIED, share, "at most 0.1", group=GROUP)
         | {"note": "bytes of the running rows, most at a time"}
     )
     return rows
@@ -245,8 +245,8 @@ def choices() -> Rows:
         ]
 
         ours, theirs = in_turn(scored(requests), scored(requests[:8]))
-        said = f"{count} questions of four choices, 800 tokens {what}, SmolLM2-135M"
-        rows.append(compared(said, ours, theirs, target, equal(ours, theirs)))
+        text = f"{count} questions of four choices, 800 tokens {what}, SmolLM2-135M"
+        rows.append(compared(text, ours, theirs, target, equal(ours, theirs)))
     return rows
 
 
@@ -255,8 +255,8 @@ def alone() -> Rows:
     chance = random.Random(5)
     asked = [drawn(chance, chance.randint(50, 200)) for _ in range(some(64))]
     ours, theirs = in_turn(made(48, asked), made(2, asked[:8]))
-    said = f"{len(asked)} prompts that share nothing, 50 to 200 tokens, 48 new, SmolLM2-135M"
-    return [compared(said, ours, theirs, "at least 0.98", equal(ours, theirs))]
+    text = f"{len(asked)} prompts that share nothing, 50 to 200 tokens, 48 new, SmolLM2-135M"
+    return [compared(text, ours, theirs, "at least 0.98", equal(ours, theirs))]
 
 
 PARTS = {part.__name__: part for part in (prompts, batch, samples, choices, alone)}

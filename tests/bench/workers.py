@@ -41,7 +41,7 @@ def python_of(environment: str | None) -> Path:
 
 
 class Worker:
-    """One arm at work, in a process of its own. Raises `RuntimeError` with the end of what it said
+    """One arm at work, in a process of its own. Raises `RuntimeError` with the end of its output
     when it dies.
     """
 

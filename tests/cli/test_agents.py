@@ -155,8 +155,8 @@ def test_bad_usage_names_the_flag(
         "generate", jsonl(MESSAGES), *(chat_file if flag == "FILE" else flag for flag in flags)
     )
     assert (ran.code, engine.calls) == (2, [])
-    said = " ".join(ran.err.replace("│", " ").split())
-    assert re.search(f"Invalid value for {words}", said), said
+    output = " ".join(ran.err.replace("│", " ").split())
+    assert re.search(f"Invalid value for {words}", output), output
 
 
 def test_a_model_of_the_file_that_is_not_there_is_named_with_the_file(

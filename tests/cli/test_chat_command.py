@@ -292,7 +292,7 @@ def test_reasoning_is_dimmed_and_control_characters_are_shown() -> None:
     assert "\\x1b[2J" in plain(answer)
 
 
-def test_of_several_samples_the_first_is_shown_and_said_to_be_one() -> None:
+def test_of_several_samples_the_first_is_shown_and_named_as_one() -> None:
     agents = {"backend": {"type": "hf", "model": "m", "n": 2, "temperature": 1.0}}
     (agent,) = chat_from(agents).agents
     (answer,) = asyncio.run(

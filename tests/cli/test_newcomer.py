@@ -33,10 +33,10 @@ def test_a_mistyped_folder_is_named(
     (tmp_path / "photos").mkdir()
     monkeypatch.chdir(tmp_path)
     ran = generate(given, "--prompt", "What is it?", *flags)
-    said = " ".join(ran.err.split())
+    output = " ".join(ran.err.split())
     assert (ran.code, engine.calls, os.listdir(tmp_path)) == (2, [], ["photos"])
-    assert f"there is no file or folder {given}" in said
-    assert ("did you mean 'photos'?" in said) is given.startswith("phots")
+    assert f"there is no file or folder {given}" in output
+    assert ("did you mean 'photos'?" in output) is given.startswith("phots")
 
 
 def test_a_device_that_is_not_there_is_one_message(
@@ -50,11 +50,11 @@ def test_a_device_that_is_not_there_is_one_message(
     flags = ("-o", "out.jsonl", "--model", "embedded", "--device", "cuda")
     with pytest.raises(SystemExit) as leaving:
         main(["generate", "in.jsonl", *flags])
-    said = capsys.readouterr().err
+    output = capsys.readouterr().err
     assert leaving.value.code == 2
-    assert len(said.splitlines()) < 10
-    assert "there is no 'cuda' here" in said
-    assert "Traceback" not in said
+    assert len(output.splitlines()) < 10
+    assert "there is no 'cuda' here" in output
+    assert "Traceback" not in output
     assert os.listdir(tmp_path) == ["in.jsonl"]
 
 

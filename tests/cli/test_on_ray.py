@@ -249,8 +249,8 @@ def test_replicas_that_wait_are_told(
     ray = replaced_ray(monkeypatch)
     ray.available_resources = lambda: free  # type: ignore[method-assign]
     assert _size(on, here=True)[0] == on.replicas
-    said = capsys.readouterr().err
-    assert words in said and bool(words) == bool(said)
+    output = capsys.readouterr().err
+    assert words in output and bool(words) == bool(output)
 
 
 @pytest.fixture

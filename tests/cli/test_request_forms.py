@@ -219,8 +219,8 @@ def test_a_text_file_of_questions_for_a_chat_model_names_the_flag_once(
     source, out = tmp_path / "in.txt", tmp_path / "out.jsonl"
     source.write_text("What is 2 + 2?\nAnd 3 + 3?\n")
     ran = generate(source, "-o", out, *maps)
-    said = ran.err.count("--map user=prompt")
-    assert said == (1 if template is not None and not maps else 0)
+    count = ran.err.count("--map user=prompt")
+    assert count == (1 if template is not None and not maps else 0)
     if template is not None:
         assert ran.code == 0, ran.err
         prompts = [row.prompt.text or "" for call in engine.calls for row in call]

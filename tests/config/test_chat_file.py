@@ -138,7 +138,7 @@ def test_options_stand_flat_beside_the_backend_by_either_name() -> None:
     assert options.temperature is None
 
 
-def test_thinking_may_be_said_in_three_places_that_agree() -> None:
+def test_thinking_may_be_set_in_three_places_that_agree() -> None:
     said = {
         "enable_thinking": True,
         "chat_template_kwargs": {"enable_thinking": True, "foo": 1},
@@ -368,7 +368,7 @@ def test_agents_without_an_id_have_their_type_for_one_and_a_number() -> None:
     assert [agent.id for agent in chat_from({"agents": agents}).agents] == ["hf-3", "hf-2", "hf"]
 
 
-def test_an_empty_key_is_not_said_and_a_model_may_be_named_by_the_environment(
+def test_an_empty_key_is_not_set_and_a_model_may_be_named_by_the_environment(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("MY_MODEL", "Qwen/Qwen3-4B")

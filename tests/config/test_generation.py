@@ -39,7 +39,7 @@ def test_an_option_in_extra_body_is_that_option(
     assert flat_values(made.options)[option] == taken
     assert made.settings.extra_body == {"other": {"a": 1}}
     assert extra == {field: value, "other": {"a": 1}}  # H8: the caller's own stays as it was
-    # said twice, the same
+    # set twice, the same
     assert backend(type=kind, extra_body=extra, **{option: taken}).options == made.options
 
 

@@ -1,5 +1,5 @@
 """Any number of requests: the same slots as of one batch, in order or as they end, and no more
-requests held than said.
+requests held than stated.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def test_without_order_slots_come_once_each_with_their_keys(in_flight: int | Non
 
 
 @pytest.mark.parametrize("in_flight", [1, 4])
-def test_no_more_requests_are_taken_than_said(in_flight: int) -> None:
+def test_no_more_requests_are_taken_than_stated(in_flight: int) -> None:
     taken: list[int] = []
     requests = ({"prompt": str(number)} for number in range(100) if taken.append(number) is None)  # type: ignore[func-returns-value]
     slots = pg.imap(pg.route(FakeEngine("a")), requests, in_flight=in_flight)

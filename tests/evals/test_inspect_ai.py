@@ -238,11 +238,11 @@ def test_what_no_engine_can_give_is_refused_by_name(
 
 
 def test_tool_calls_are_read(api: Callable[..., Any]) -> None:
-    said = (
+    text = (
         'Let me see. <tool_call>{"name": "add", "arguments": {"a":'
         ' 1}}</tool_call><tool_call>{"name": "add", "arguments": "{\\"a\\": 2}"}</tool_call>'
     )
-    output = ask(api(said + ENDED), tools=[ADD])
+    output = ask(api(text + ENDED), tools=[ADD])
     message = output.choices[0].message
     assert output.stop_reason == "tool_calls"
     assert [(call.function, call.arguments, call.parse_error) for call in message.tool_calls] == [
@@ -251,8 +251,8 @@ def test_tool_calls_are_read(api: Callable[..., Any]) -> None:
     ]
     assert len({call.id for call in message.tool_calls}) == 2
     assert message.text == "Let me see."
-    assert ask(api(said + ENDED)).choices[0].message.tool_calls is None
-    assert ask(api(said + ENDED), tools=[ADD], choice="none").choices[0].message.tool_calls is None
+    assert ask(api(text + ENDED)).choices[0].message.tool_calls is None
+    assert ask(api(text + ENDED), tools=[ADD], choice="none").choices[0].message.tool_calls is None
 
 
 @pytest.mark.parametrize(

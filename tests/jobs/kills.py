@@ -36,7 +36,7 @@ from pipegen.testing.faulty import EOS, FaultyServer
 IN_FLIGHT = {"server": 64, "hf": 16, "loops": 16}
 PROCESSES = multiprocessing.get_context("forkserver")
 BLAMED = b"the process died 3 times while it worked on request"
-"""What is said of a row that was alone in flight at three kills, as it may be near the end of a
+"""What is reported of a row that was alone in flight at three kills, as it may be near the end of a
 job. It is asked again with `retry="all"`.
 """
 IMAGE = str(Path(__file__).parents[2] / "docs" / "examples" / "shapes.png")

@@ -79,7 +79,7 @@ PLACES: dict[str, tuple[Callable[[str], Any], str, str, str]] = {
 
 
 @pytest.mark.parametrize("place", PLACES)
-def test_other_code_of_a_kept_row_is_said_once(
+def test_other_code_of_a_kept_row_is_reported_once(
     place: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     pipe, one, other, name = PLACES[place]

@@ -285,10 +285,10 @@ def test_the_command_line_names_the_damaged_line_and_writes_the_same(
     data = rows.read_bytes()
     rows.write_bytes(data.replace(b"re: prompt 1", b"re: prompt 7", 1))
     warning = f"pipegen: {rows}, line 2: damaged, and left out; missing requests are sent again"
-    code, said = command("export", f"{out}.job", "-o", str(tmp_path / "export.jsonl"))
-    assert (code, said.splitlines()) == (
+    code, output = command("export", f"{out}.job", "-o", str(tmp_path / "export.jsonl"))
+    assert (code, output.splitlines()) == (
         1,
         [warning, "1 of 2 requests are finished; 1 are missing: run the job's command again"],
     )
-    code, said = command(*generate)
-    assert (code, out.read_bytes(), said.count(warning)) == (0, wanted, 1)
+    code, output = command(*generate)
+    assert (code, out.read_bytes(), output.count(warning)) == (0, wanted, 1)

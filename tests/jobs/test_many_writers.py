@@ -46,9 +46,9 @@ def together(folder: Path, n: int, seed: int) -> list[str]:
         assert process.stdin is not None
         process.stdin.write("go\n")
         process.stdin.flush()
-    said = [process.communicate(timeout=120)[0] for process in running]
+    output = [process.communicate(timeout=120)[0] for process in running]
     assert [process.returncode for process in running] == [0] * n
-    return [name for text in said for name in json.loads(text)["asked"]]
+    return [name for text in output for name in json.loads(text)["asked"]]
 
 
 def keys_in(folder: Path) -> Counter[bytes]:

@@ -51,7 +51,7 @@ _direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
 class Answer(NamedTuple):
-    """What a server said: status, content type, and the body as it came."""
+    """What a server answered: status, content type, and the body as it came."""
 
     status: int
     kind: str
@@ -160,14 +160,14 @@ def server(engine: str, model: str, name: str, *more: str) -> Iterator[str]:
         log = Path(folder) / "log"
         with log.open("wb") as out:
             line = command(engine, os.environ[PYTHONS[engine]], model, name, port, more)
-            said: Any = {
+            output: Any = {
                 "stdin": subprocess.DEVNULL,
                 "stdout": out,
                 "stderr": subprocess.STDOUT,
                 "cwd": folder,
                 "env": environment,
             }
-            process = subprocess.Popen(line, **said, start_new_session=True)
+            process = subprocess.Popen(line, **output, start_new_session=True)
         try:
             _wait(process, url, log)
             yield url

@@ -168,7 +168,7 @@ def test_the_renderer_driven_client_gets_the_ids_of_the_engine_in_this_process(
                 client=client, **said, sampling_params={"temperature": 1.0, "max_tokens": 3, "n": 2}
             )
             assert [len(one["completion_ids"]) for one in two["completions"]] == [3, 3]
-            for limit in (None, 10**6):  # found before sending, and said by the server
+            for limit in (None, 10**6):  # found before sending, and reported by the server
                 with pytest.raises(PromptTooLongError):
                     await generate(
                         client=client, **said, prompt_ids=[5] * 5000, max_prompt_len=limit

@@ -56,7 +56,7 @@ def test_a_continuation_that_is_joined_only_in_part_keeps_the_rest() -> None:
     assert made.unwrap().joined  # the b is not scored
 
 
-def test_letters_that_vanish_are_said_and_an_edge_that_is_kept_is_not() -> None:
+def test_letters_that_vanish_are_reported_and_an_edge_that_is_kept_is_not() -> None:
     assert joined(prompt="to be", continuation=" END!!").unwrap().joined
     for request in (
         {"prompt": "to ", "continuation": "END"},

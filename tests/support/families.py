@@ -349,7 +349,7 @@ def grouped(results: Mapping[str, Mapping[str, str]]) -> dict[str, list[str]]:
 
 
 def _words(family: str, result: str, why: str, way: str) -> str:
-    """What is said of a family; nothing where it was not tried."""
+    """What is reported of a family; nothing where it was not tried."""
     if family in _BY_CHANCE:
         return "are other ones at each run: the model hashes at random"
     if result == "as generate":

@@ -1,6 +1,6 @@
 """Held-out accuracy of a trained folder: `python -m training.evaluate [DIRECTORY]`, as JSON.
 
-Greedy, fp32, thinking off unless said, on images and questions drawn from seeds that training does
+Greedy, fp32, thinking off unless set, on images and questions drawn from seeds that training does
 not use. An answer is right if its text is exactly the wanted one and the model ended its turn
 itself.
 """

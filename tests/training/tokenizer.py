@@ -131,7 +131,7 @@ def train_tokenizer() -> Qwen2Tokenizer:
 
 
 def save_tokenizer(tokenizer: Qwen2Tokenizer, directory: Path) -> None:
-    """Write the tokenizer, with left padding said in its configuration (an attribute alone is not
+    """Write the tokenizer, with left padding set in its configuration (an attribute alone is not
     saved).
     """
     tokenizer.save_pretrained(directory)

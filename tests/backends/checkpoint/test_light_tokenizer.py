@@ -319,11 +319,11 @@ facts = made.eos_token_ids, made.bos_token, made.vocab_size, made.positions, mad
 facts = made.is_vision_model, made.identity, made.pad_token_id, made.generation_config
 print(sorted({"torch", "transformers", "numpy", "huggingface_hub"} & sys.modules.keys()))
 """
-    said = [
+    output = [
         subprocess.run(
             [sys.executable, "-c", script, str(folder)], check=True, capture_output=True, text=True
         ).stdout
         for _ in range(2)
     ]
-    assert "transformers" in said[0]
-    assert said[1] == "[]\n"
+    assert "transformers" in output[0]
+    assert output[1] == "[]\n"

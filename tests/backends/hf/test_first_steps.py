@@ -67,7 +67,7 @@ def test_families_that_are_right_are_read_together(
     assert way(HFEngine(ModelLoadConfig(model=str(folder), dtype="bfloat16"))) == expected
 
 
-def test_a_cache_under_an_unknown_name_is_said_before_any_answer(
+def test_a_cache_under_an_unknown_name_is_reported_before_any_answer(
     folder_of: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     name = cache_argument.cache_argument(transformers.Qwen3ForCausalLM)
@@ -78,7 +78,7 @@ def test_a_cache_under_an_unknown_name_is_said_before_any_answer(
     assert "`pipegen doctor`" in error[1]
 
 
-def test_a_cache_that_is_handed_over_wrongly_is_said_before_any_answer(
+def test_a_cache_that_is_handed_over_wrongly_is_reported_before_any_answer(
     folder_of: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As a loop does that finds no cache: each step reads the whole row behind a full one."""
@@ -97,7 +97,7 @@ def test_a_cache_that_is_handed_over_wrongly_is_said_before_any_answer(
     assert "self_check=False" in hint
 
 
-def test_steps_that_cannot_be_run_are_said(
+def test_steps_that_cannot_be_run_are_reported(
     folder_of: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def broken(*_: Any) -> None:
@@ -108,7 +108,7 @@ def test_steps_that_cannot_be_run_are_said(
     assert "they cannot be run: ZeroDivisionError: of the family's own code" in message
 
 
-def test_a_model_whose_forward_is_wrong_from_its_first_token_on_is_said(
+def test_a_model_whose_forward_is_wrong_from_its_first_token_on_is_reported(
     folder_of: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     last = running_batch._last
@@ -179,7 +179,7 @@ def test_rows_that_are_wrong_with_padding_are_read_with_those_of_their_length(
     )
     assert "the logits of padded rows differ" in record.getMessage()
     engine.generate(INPUTS)
-    assert len(caplog.records) == 1  # said once
+    assert len(caplog.records) == 1  # reported once
 
 
 @pytest.fixture
@@ -267,7 +267,7 @@ def test_a_failure_is_not_kept(
     assert all(pg.is_ok(slot) for slot in new_engine(folder_of("qwen3")).generate(INPUTS))
 
 
-def test_a_slower_way_is_kept_and_said_at_each_load(
+def test_a_slower_way_is_kept_and_reported_at_each_load(
     folder_of: Callable[[str], Path],
     checks: list[str],
     mixed: pytest.MonkeyPatch,

@@ -34,7 +34,7 @@ Tree = list[tuple[int, ...]]
 @pytest.fixture(scope="module")
 def opened(folder_of: Callable[[str], Any]) -> Callable[..., HFEngine]:
     """A new engine of a family, with as many rows side by side and as much memory for prefixes as
-    said.
+    set.
     """
     return lambda family="qwen3", size=8, **more: HFEngine(
         ModelLoadConfig(model=str(folder_of(family)), dtype="float32", batch_size=size, **more)

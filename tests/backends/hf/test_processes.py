@@ -156,9 +156,9 @@ def test_a_fork_after_use_refuses_or_works(
         timeout=300,
         env=environment,
     )
-    said = done.stdout.strip()
+    output = done.stdout.strip()
     if works:
-        assert said == "ok", done.stderr
+        assert output == "ok", done.stderr
     else:
-        assert said.startswith("BackendFailed: process "), done.stderr
-        assert "start processes with 'spawn' or 'forkserver'" in said
+        assert output.startswith("BackendFailed: process "), done.stderr
+        assert "start processes with 'spawn' or 'forkserver'" in output

@@ -29,7 +29,7 @@ HEAD, BRANCH = tuple(range(20, 120)), tuple(range(150, 199))
 
 @pytest.fixture
 def opened(folder_of: Callable[[str], Any]) -> Callable[..., HFEngine]:
-    """A new engine of a family, which makes no steps to check itself unless it is said."""
+    """A new engine of a family, which makes no steps to check itself unless it is asked to."""
     return lambda family="qwen3", size=8, self_check=False, **more: HFEngine(
         ModelLoadConfig(
             model=str(folder_of(family)),

@@ -76,7 +76,7 @@ def test_other_addresses_are_refused_without_their_secrets(address: str) -> None
         ("of-env", "said", "said"),
     ],
 )
-def test_the_key_is_what_was_said_or_set_or_nothing(
+def test_the_key_is_what_was_given_or_set_or_nothing(
     monkeypatch: pytest.MonkeyPatch, set_to: str | None, given: str | None, sent: str
 ) -> None:
     monkeypatch.delenv("VLLM_API_KEY", raising=False)

@@ -379,7 +379,7 @@ def test_a_plugin_that_fails_fails_its_row_alone(server: FaultyServer) -> None:
     assert good.unwrap().text == "ba"
 
 
-def test_what_a_chat_route_cannot_do_for_a_plugin_is_said(server: FaultyServer) -> None:
+def test_what_a_chat_route_cannot_do_for_a_plugin_is_reported(server: FaultyServer) -> None:
     with pg.backends.openai_server("toy", base_url=server.url, dialect="vllm") as plain:
         hooks = pg.plugins.hf_hooks(stopping_criteria=lambda row: None)
         with pytest.raises(pg.UnsupportedPlugin):
@@ -418,7 +418,9 @@ def test_images_are_refused_where_sglang_says_that_its_model_takes_none(
     assert not [body for body in server.bodies if "image_url" in json.dumps(body)]
 
 
-def test_images_are_refused_after_vllm_said_that_its_model_takes_none(server: FaultyServer) -> None:
+def test_images_are_refused_after_vllm_reported_that_its_model_takes_none(
+    server: FaultyServer,
+) -> None:
     server.answers["/v1/chat/completions"] = (
         400,
         {"error": {"message": "toy is not a multimodal model", "type": "BadRequestError"}},

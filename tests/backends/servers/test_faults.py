@@ -1,5 +1,5 @@
 """Against a server that fails on a fifth of its calls: every request keeps its slot, and what is
-lost is said.
+lost is reported.
 """
 
 from __future__ import annotations

@@ -179,7 +179,7 @@ def test_one_answer_keeps_the_others_from_the_server_for_a_tenth_of_their_time_a
     asyncio.run(work())
 
 
-def test_there_is_a_deadline_where_none_is_said() -> None:
+def test_there_is_a_deadline_where_none_is_set() -> None:
     from pipegen.backends.http.transport import Transport
     from pipegen.engines.settings import ServerSettings
 

@@ -59,8 +59,8 @@ def child(work: str, url: str = "") -> tuple[str, float]:
         [sys.executable, "-c", program, url], capture_output=True, text=True, timeout=300
     )
     assert done.returncode == 0, done.stderr[-2000:]
-    *said, taken = done.stdout.splitlines()
-    return said[0], float(taken)
+    *output, taken = done.stdout.splitlines()
+    return output[0], float(taken)
 
 
 @pytest.mark.parametrize(
@@ -72,12 +72,12 @@ def child(work: str, url: str = "") -> tuple[str, float]:
     ],
 )
 def test_a_data_url_takes_a_few_times_its_length(url: str) -> None:
-    said, taken = child(f"""
+    output, taken = child(f"""
         from pipegen.media.source import load_sources
         request = pg.VlmGenerationRequest(prompt="Hi", images=[{url}])
         print(len(load_sources(request, pg.ImagePolicy()).unwrap().sources[0].data))
         """)
-    assert int(said) >= 2**24
+    assert int(output) >= 2**24
     assert taken < 450 * MIB
 
 
@@ -85,28 +85,28 @@ def test_a_data_url_takes_a_few_times_its_length(url: str) -> None:
 @pytest.mark.parametrize("fault", ["flood", "event"])
 def test_an_answer_without_end_takes_its_bound(fault: str, stream: bool) -> None:
     with FaultyServer(share=1.0, kinds=(fault,)) as server:
-        said, taken = child(
+        output, taken = child(
             f"""
             (slot,) = asked(sys.argv[1], [{{"prompt": "Hi"}}], stream={stream}, retries=0)
             print(type(slot.failure()).__name__)
             """,
             server.url,
         )
-    assert said == "MalformedResponse"
+    assert output == "MalformedResponse"
     assert taken < 200 * MIB
 
 
 @pytest.mark.parametrize("value", ["[]", "{}", '{"a":{}}', "0.5", '"\\\\u00e9"'])
 def test_an_answer_of_nothing_but_small_things_takes_some_times_its_bound(value: str) -> None:
     """Each takes many times as much memory as text."""
-    said, taken = child(f"""
+    output, taken = child(f"""
         from pipegen.backends.http.client import BASE
         from pipegen.backends.servers.reading import json_of
         value = b'{value}'
         read = json_of(b"[" + b",".join([value] * (BASE // (len(value) + 1))) + b"]")
         print(len(read.unwrap()) > 10**5)
         """)
-    assert said == "True"
+    assert output == "True"
     assert taken < 900 * MIB
 
 
@@ -133,10 +133,10 @@ PHOTOS = """
 def test_many_photos_are_made_ready_few_at_a_time(orientation: int) -> None:
     pytest.importorskip("numpy")
     with FaultyServer() as server:
-        said, taken = child(
+        output, taken = child(
             PHOTOS.format(width=2000, height=1500, orientation=orientation, count=40), server.url
         )
-    assert said == "40"
+    assert output == "40"
     assert taken < 400 * MIB
 
 

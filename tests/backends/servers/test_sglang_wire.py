@@ -28,7 +28,7 @@ IMAGE = PreparedImage(width=1, height=1, rgb=bytes(3), digest="0", tokens=3)
 
 
 # H2
-def test_the_body_is_said_in_full(ask: Any) -> None:
+def test_the_body_is_written_in_full(ask: Any) -> None:
     said = ask(
         ending_ids=(99,),
         rid="r1",

@@ -28,7 +28,7 @@ IMAGE = PreparedImage(width=1, height=1, rgb=bytes(3), digest="0", tokens=3)
 
 
 # H1
-def test_the_body_is_said_in_full(ask: Any) -> None:
+def test_the_body_is_written_in_full(ask: Any) -> None:
     request = vllm_dialect.to_wire(
         ask(
             ending_ids=(99,),

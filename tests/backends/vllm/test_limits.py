@@ -1,5 +1,5 @@
 """How long a row may be on vLLM, which of LongRoPE's factors it gets, and in what type the model
-computes: said before vLLM starts, and true after.
+computes: stated before vLLM starts, and true after.
 """
 
 from __future__ import annotations

@@ -326,7 +326,7 @@ def test_images_that_are_not_known_are_not_sent(
         features_of(given)
 
 
-def test_without_vllm_it_is_said_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_vllm_the_error_states_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "vllm", None)
     with pytest.raises(RuntimeError, match="install vllm here, or pass process_multimodal=False"):
         features_of(media({"pixel_values": [[1.0]], "image_grid_thw": [[1, 1, 1]]}))

@@ -1,4 +1,4 @@
-"""Prompts that are too long: known before anything is sent, asked once, or said by the server in
+"""Prompts that are too long: known before anything is sent, asked once, or reported by the server in
 its own words.
 """
 
