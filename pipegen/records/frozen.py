@@ -55,9 +55,11 @@ class FrozenMapping(immutabledict[str, Any]):
         def __new__(cls, *args: Any, **kwargs: Any) -> Self: ...
 
     def __eq__(self, other: object) -> bool:
+        if self is other:
+            return True
         if not isinstance(other, FrozenMapping):
             return super().__eq__(other)
-        return self is other or _same(tuple(self.items()), tuple(other.items()))
+        return _same(tuple(self.items()), tuple(other.items()))
 
     __hash__ = immutabledict.__hash__
 

@@ -55,7 +55,9 @@ def allowed(
                 hint=hint,
             )
         )
-    refusal = _excess(_amounts(request), policy) or _excess_of_options(request.options, policy)
+    refusal = _excess(_amounts(request), policy)
+    if refusal is None and request.options is not None:
+        refusal = _excess_of_options(request.options, policy)
     if refusal is not None:
         words, hint = refusal
         return Failure(InvalidRequest(words, hint=hint))
@@ -73,10 +75,8 @@ def _excess(amounts: Iterable[Amount], policy: RequestPolicy) -> tuple[str, str]
 
 
 @functools.lru_cache(maxsize=1024)  # of few distinct options
-def _excess_of_options(
-    options: GenerationOptions | None, policy: RequestPolicy
-) -> tuple[str, str] | None:
-    return _excess(() if options is None else _option_amounts(options), policy)
+def _excess_of_options(options: GenerationOptions, policy: RequestPolicy) -> tuple[str, str] | None:
+    return _excess(_option_amounts(options), policy)
 
 
 def _shown(number: int) -> str:
@@ -121,7 +121,7 @@ def _amounts(request: GenerationRequest) -> Iterator[Amount]:
     texts = [
         request.prompt or "",
         *request.tools,
-        *[content for content in contents if isinstance(content, str)],
+        *contents,
         *[part.text for part in parts if isinstance(part, TextPart)],
         *[message.extras for message in messages if message.extras],
     ]

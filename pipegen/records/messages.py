@@ -599,7 +599,11 @@ def plain_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
     [{'role': 'user', 'content': 'Hi'}]
     """
     return [
-        {"role": message.role, "content": _plain_content(message.content), **thaw(message.extras)}
+        {
+            "role": message.role,
+            "content": _plain_content(message.content),
+            **(thaw(message.extras) if message.extras else {}),
+        }
         for message in messages
     ]
 

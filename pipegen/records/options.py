@@ -239,7 +239,7 @@ def unset(options: GenerationOptions) -> str:
     ('', 'min_new_tokens')
     """
     try:
-        if None not in _values_of()(options):
+        if type(None) not in map(type, _values_of()(options)):
             return ""
     except AttributeError:  # a group is not set
         pass

@@ -420,10 +420,7 @@ def _in_our_roles(name: str, messages: Sequence[Any]) -> Sequence[Any]:
     """The messages with the roles and names of other forms as ours; calls that follow each other
     are one message.
     """
-    if not any(
-        isinstance(message, Mapping) and ("from" in message or _named(message) in _OTHER_ROLES)
-        for message in messages
-    ):
+    if not any(map(_is_in_other_roles, messages)):
         return messages
     result: list[Any] = []
     follows_call = False
@@ -441,6 +438,13 @@ def _in_our_roles(name: str, messages: Sequence[Any]) -> Sequence[Any]:
 
 
 _OTHER_ROLES = frozenset(role for role, ours in _ROLES.items() if role != ours)
+
+
+def _is_in_other_roles(message: object) -> bool:
+    if not isinstance(message, Mapping):
+        return False
+    role = message.get("role")
+    return "from" in message or (isinstance(role, str) and exact(role) in _OTHER_ROLES)
 
 
 def _named(message: object) -> str:

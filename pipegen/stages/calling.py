@@ -75,10 +75,12 @@ def _call(backend: AnyBackend, before: Steps, after: Steps) -> Call:
         several = _takes_several(value)
         if answers and not several:
             return answers[0] if admit is None else answers[0].map(partial(_to, value))
-        admitted: Slot[Any] = Success(value) if admit is None else admit(value)
-        if not is_ok(admitted):
-            return admitted
-        sent = admitted.unwrap()
+        sent = value
+        if admit is not None:
+            admitted = admit(value)
+            if not is_ok(admitted):
+                return admitted
+            sent = admitted.unwrap()
         return (
             replayed(_asking(backend, value, sent), answers)
             if several

@@ -192,15 +192,14 @@ def render(
         if write is not None:
             model = dataclasses.replace(model, renderer=PromptFunction(write))
         images = prepare_images(jobs, model)
-        prompts: dict[Hashable, Slot[Rendered]] = {}
+        prompts: dict[Hashable, list[Slot[Rendered]]] = {}
 
         def rendered(job: ResolvedRequest) -> Slot[Rendered]:
-            key = _key(job)
-            first = prompts.get(key)
-            if first is None:
-                first = prompts[key] = _rendered(job, model, images)
-                return first
-            return first.map(
+            known = prompts.setdefault(_key(job), [])
+            if not known:
+                known.append(_rendered(job, model, images))
+                return known[0]
+            return known[0].map(
                 lambda row: unchecked_replace(row, request=job.request, options=job.options)
             )
 
@@ -441,11 +440,10 @@ def _render_messages(
     texts = foreign_strings(shaped, trust)
     trusted = [text for _, text in foreign_strings(trusted_part(shaped, trust), ())]
     guarded = facts.guarded(trusted, texts)
-    words = functools.cache(lambda: facts.words(texts))
 
     def compared(beyond: frozenset[str]) -> frozenset[str]:
         return frozenset(
-            text for text in facts.compared(words, beyond) if not is_inert(text, template, control)
+            text for text in facts.compared(texts, beyond) if not is_inert(text, template, control)
         )
 
     sought = compared(guarded)

@@ -66,7 +66,7 @@ def tokenize(engine: TokenEngine) -> Pipe[Rendered, Encoded]:
             return lambda rendered: slot
         model: TokenModel = slot.unwrap()
         longest = model.capabilities.context_length
-        prompts: dict[Hashable, Slot[Prompt]] = {}
+        prompts: dict[Hashable, list[Slot[Prompt]]] = {}
 
         def encoded(rendered: Rendered) -> Slot[Encoded]:
             requested = rendered.options.max_prompt_tokens
@@ -77,11 +77,10 @@ def tokenize(engine: TokenEngine) -> Pipe[Rendered, Encoded]:
                 if longest is None
                 else min(requested, longest)
             )
-            key = _key(rendered), limit
-            prompt = prompts.get(key)
-            if prompt is None:
-                prompt = prompts[key] = _prompt(rendered, model, limit)
-            return prompt.map(
+            known = prompts.setdefault((_key(rendered), limit), [])
+            if not known:
+                known.append(_prompt(rendered, model, limit))
+            return known[0].map(
                 lambda prompt: Encoded(
                     request=rendered.request, options=rendered.options, prompt=prompt
                 )

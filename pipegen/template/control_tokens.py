@@ -215,9 +215,13 @@ def control_tokens(tokenizer: Tokenizer, written: str, images: str = "") -> Cont
         for token, token_id in {**added, **special}.items()
         if token and steers(token, token_id)
     }
-    return ControlTokens(
-        ids=ids,
-        ordinary={
-            token: token_id for token, token_id in added.items() if token and token not in ids
-        },
+    return _control(
+        ids=immutabledict(ids),
+        ordinary=immutabledict(
+            {token: token_id for token, token_id in added.items() if token and token not in ids}
+        ),
     )
+
+
+_control = functools.lru_cache(maxsize=32)(ControlTokens)
+"""Equal ones are the same object, which the caches of this module find at once."""

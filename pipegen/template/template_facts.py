@@ -5,7 +5,7 @@ template and its variables, not with every request.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from typing import NamedTuple
 
 from pipegen.engines.tokenizer import Tokenizer
@@ -54,16 +54,18 @@ class TemplateFacts(NamedTuple):
             for stripped in (text.strip(),)
         )
 
-    def words(self, texts: Collection[tuple[str, str]]) -> list[str]:
-        """The texts that are not of the request's structure."""
-        return [text for path, text in texts if not is_structure(text, path, self.known)]
-
-    def compared(self, words: Callable[[], list[str]], guarded: frozenset[str]) -> frozenset[str]:
-        """The text of the template's comparisons that the words hold, as far as no guarded
-        character is in it.
+    def compared(
+        self, texts: Collection[tuple[str, str]], guarded: frozenset[str]
+    ) -> frozenset[str]:
+        """The text of the template's comparisons that foreign words hold, as far as no guarded
+        character is in it. Texts of the request's structure are no words.
         """
         compared = compared_beyond(self.source, guarded)
-        return compared.found_in(words()) if any(compared) else frozenset()
+        if not any(compared):
+            return frozenset()
+        return compared.found_in(
+            [text for path, text in texts if not is_structure(text, path, self.known)]
+        )
 
 
 @functools.lru_cache(maxsize=32)

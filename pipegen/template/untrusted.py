@@ -94,8 +94,9 @@ class Marks:
         """Whether any mark is in the text: plain, or spelled in other characters, as in JSON, a URL
         or HTML.
         """
-        return any(mark in text for mark in self.originals) or not _spelled(text).isdisjoint(
-            form for mark in self.originals for form in _spellings(mark)
+        spelled = _spelled(text if self.originals else "")
+        return any(
+            mark in text or not spelled.isdisjoint(_spellings(mark)) for mark in self.originals
         )
 
     def put_back(self, text: str) -> str:
@@ -248,11 +249,11 @@ def _message(
     role, content = message["role"], message["content"]
     if role == "assistant" and role in trust:
         return message
-    extras = _rewritten(
-        {key: value for key, value in message.items() if key not in ("role", "content")},
-        path,
-        rewrite,
-    )
+    extras = {
+        _rewritten(key, path, rewrite): _rewritten(value, f"{path}.{key}", rewrite)
+        for key, value in message.items()
+        if key not in ("role", "content")
+    }
     if role not in trust:
         content = (
             _parts(content, path, rewrite)

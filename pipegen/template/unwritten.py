@@ -12,7 +12,6 @@ False
 from __future__ import annotations
 
 import functools
-import itertools
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
@@ -56,12 +55,16 @@ def unwritten_words(
 
     A thought that is taken out of an earlier answer is no such word, nor is a name or an id.
     """
-    rendered = functools.cache(lambda: write(shaped))
-    doubts = itertools.chain(
-        _parts_dropped(shaped, template), _kinds_dropped(shaped, template), _turns_dropped(shaped)
-    )
+    doubts = [
+        *_parts_dropped(shaped, template),
+        *_kinds_dropped(shaped, template),
+        *_turns_dropped(shaped),
+    ]
+    if not doubts:
+        return None
+    rendered = write(shaped)
     for doubt in doubts:
-        if is_ok(rendered()) and rendered() == write(doubt.changed):
+        if is_ok(rendered) and rendered == write(doubt.changed):
             writer = author(template.renderer)
             message = f"{writer} writes nothing of {doubt.path}: {doubt.why}"
             return TemplateFailed(message, hint=doubt.hint)
@@ -71,9 +74,11 @@ def unwritten_words(
 def _parts_dropped(shaped: Conversation, template: Template) -> Iterator[_Doubt]:
     """Text parts beside others in one message."""
     for row, message in enumerate(shaped.messages):
-        content = message["content"] if isinstance(message["content"], list) else []
+        content = message["content"]
+        if not content or not isinstance(content, list):
+            continue
         media = frozenset(part["type"] for part in content) - {"text"}
-        if not content or not _skips_parts(message["role"], media, template) or len(content) < 2:
+        if not _skips_parts(message["role"], media, template) or len(content) < 2:
             continue
         for place, part in enumerate(content):
             if part["type"] == "text" and part["text"].strip():
@@ -112,9 +117,9 @@ def _kinds_dropped(shaped: Conversation, template: Template) -> Iterator[_Doubt]
         kinds["tools"] = "tools"
     if shaped.variables.get("documents"):
         kinds["documents"] = "template_kwargs.documents"
-    is_function = isinstance(template.renderer, PromptFunction)
     for kind, path in kinds.items():
         if _drops(kind, template):
+            is_function = isinstance(template.renderer, PromptFunction)
             yield _Doubt(
                 path,
                 f"it has no place for {f'turns of role {kind!r}' if kind in ROLES else kind}",
