@@ -165,18 +165,8 @@ class Schedule:
         self._prefixes, self._most = prefixes, self._size
         self._sharing = 0 if traits.alone else sharing
         self._mixes = adapters_together(model)
-        # those that were under way; then of conversations the one that has had fewer turns, so that
-        # none is left to end alone
         self._waiting = Waiting[HFRow](
-            size,
-            overdue=16 * size,
-            key=lambda row: (
-                self._adapter_of(row),
-                not row.token_ids,
-                prefixes.turns(row),
-                row.order,
-            ),
-            source=lambda row: row.source,
+            size, overdue=16 * size, key=self._key, source=lambda row: row.source
         )
         self._prefilled: _PrefilledRows | None = None
         self._running: list[HFRow] = []
@@ -223,6 +213,10 @@ class Schedule:
     def _active(self) -> int:
         return len(self._going)
 
+    def _key(self, row: HFRow) -> tuple[Any, ...]:
+        # those under way; of conversations the one with fewer turns, so that none ends alone
+        return self._adapter_of(row), not row.token_ids, self._prefixes.turns(row), row.order
+
     def _adapter_of(self, row: HFRow) -> str:
         """The adapter that all rows of a pass must have; empty where they need not."""
         return "" if self._mixes else row.adapter
@@ -247,8 +241,7 @@ class Schedule:
         """How many rows like those at hand, which share, hold no more columns at their ends than
         `_most` rows that share nothing; at most `sharing`.
         """
-        running = [row for row in self._running if not row.done]
-        prefilled = self._prefilled
+        running, prefilled = self._going, self._prefilled
         rows = running + [row for row, _ in (prefilled.rows if prefilled else ())]
         batches = [
             batch
