@@ -44,7 +44,7 @@ class JsonHandler(BaseHTTPRequestHandler):
         """Answer with a stream of these."""
         self.send(stream_of(*events, done=done), headers=EVENTS)
 
-    def log_message(self, *words: Any) -> None:
+    def log_message(self, format: str, *args: Any) -> None:
         """Say nothing."""
 
 
