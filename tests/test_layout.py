@@ -49,7 +49,7 @@ BUDGETS = {
     "jobs": 32_950,
     "testing": 25_250,
     "stages": 24_750,
-    "io": 21_150,
+    "io": 21_250,
     "template": 16_450,
     "core": 13_650,
     "media": 13_400,
