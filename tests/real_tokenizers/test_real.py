@@ -93,7 +93,7 @@ def plain_texts(pair: Pair, shape: str, said: dict[str, str], thinking: str | No
     """
     raw, template = loaded(pair)[1].raw, loaded(pair)[1]
     messages, tools, more = filled(SHAPES[shape], said)
-    source = template.template if len(template._templates) < 2 else template._templates["default"]
+    source = template.templates["default"]
     switch: dict[str, Any] = {"enable_thinking": False} if thinking == "honoured" else {}
     texts = []
     for parts in (False, True):
