@@ -49,7 +49,7 @@ BUDGETS = {
     "jobs": 32_050,
     "testing": 25_250,
     "stages": 24_850,
-    "io": 21_750,
+    "io": 21_800,
     "template": 16_450,
     "answer": 14_150,
     "core": 13_650,

@@ -16,10 +16,12 @@ Rows have what a value says, where Arrow stores it in another form:
 
 from __future__ import annotations
 
+import contextlib
 import datetime as dt
 import functools
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from numbers import Integral, Number
 from typing import TYPE_CHECKING, Any
 
 from pipegen.io.jsonl import readable
@@ -205,6 +207,8 @@ def row_values(values: list[Any], field: pa.Field) -> list[Any]:
 def stored_values(values: list[Any], field: pa.Field) -> list[Any]:
     """The values of rows as Arrow stores them in such a field: JSON as its text.
 
+    Raises `ValueError` for a fraction where whole numbers are stored: Arrow would cut it off.
+
     >>> import pyarrow as pa
     >>> stored_values(["Hi", [1], None], pa.field("content", pa.json_()))
     ['"Hi"', '[1]', None]
@@ -224,7 +228,20 @@ def _storing(field: pa.Field) -> Change | None:
     if pa.types.is_map(kind):
         item = _storing(kind.item_field)
         return None if item is None else functools.partial(_in_map, item)
+    if pa.types.is_dictionary(kind) or pa.types.is_run_end_encoded(kind):
+        return _storing(field.with_type(kind.value_type))
+    if pa.types.is_integer(kind) or _is_time(kind):
+        return _whole
     return _within(kind, _storing)
+
+
+def _whole(value: Any) -> Any:
+    if isinstance(value, Number) and not isinstance(value, Integral):
+        with contextlib.suppress(ValueError, OverflowError, TypeError):
+            if int(value) == value:  # type: ignore[call-overload]  # no number has it declared
+                return value
+        raise ValueError(f"{value!r:.80} is no whole number")
+    return value
 
 
 def _in_map(item: Change, value: Any) -> Any:
@@ -233,7 +250,9 @@ def _in_map(item: Change, value: Any) -> Any:
 
 
 def _in_list(entries: Change, value: Any) -> Any:
-    return _changed([*value], entries) if isinstance(value, (list, tuple)) else value
+    if not isinstance(value, Collection) or isinstance(value, (str, bytes, Mapping)):
+        return value
+    return _changed([*value], entries)
 
 
 def without_extensions(kind: pa.DataType) -> pa.DataType:

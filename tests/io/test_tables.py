@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import datetime as dt
 import json
+from decimal import Decimal
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -348,6 +350,45 @@ def test_a_value_that_fits_the_column_is_written_and_a_schema_takes_others(tmp_p
     failed: Any = Failure(Timeout("slow"))
     with pytest.raises(TableError, match="'reward' holds list"):
         write_table(tmp_path / "l.arrow", [({"id": 1, "reward": [1, 2.5]}, failed)], schema=many)
+
+
+OF_ONE: Any = pa.struct([("n", pa.int64())])
+
+
+@pytest.mark.parametrize(
+    ("kind", "good", "bad"),
+    [
+        (OF_ONE, {"n": 1.0}, {"n": 1.5}),
+        (pa.list_(OF_ONE), [{"n": 2**53 + 1}], [{"n": 2**53 + 1}, {"n": 1.5}]),
+        (pa.struct([("s", OF_ONE)]), {"s": None}, {"s": {"n": 1.5}}),
+        (pa.map_(pa.string(), pa.uint8()), {"a": 1}, {"a": 1.5}),
+        (pa.dictionary(pa.int8(), pa.int64()), 7, 7.5),
+        (pa.list_(pa.int32(), 1), [1], [Decimal("1.5")]),
+        (pa.int64(), Fraction(4, 2), Fraction(3, 2)),
+        (pa.timestamp("s"), 1, 1.5),
+    ],
+    ids=str,
+)
+def test_a_fraction_is_refused_wherever_whole_numbers_are_stored(
+    tmp_path: Path, kind: pa.DataType, good: object, bad: object
+) -> None:
+    schema, failed = pa.schema([("id", pa.int64()), ("x", kind)]), Failure(Timeout("slow"))
+    path = tmp_path / "out.arrow"
+    assert write_table(path, [({"id": 1, "x": good}, failed)], schema=schema) == 1
+    path.unlink()
+    with pytest.raises(TableError, match=r"'x' holds .*, and a value does not fit: .*schema="):
+        write_table(path, [({"id": 1, "x": bad}, failed)], schema=schema)
+    assert not path.exists()
+
+
+def test_a_fraction_after_a_large_number_and_in_an_array_is_refused(tmp_path: Path) -> None:
+    numpy = pytest.importorskip("numpy")
+    with pytest.raises(TableError, match="'reward' holds int64, and a value does not fit"):
+        written(tmp_path / "a.arrow", {"id": 1, "reward": 2**53 + 1}, {"id": 2, "reward": 0.5})
+    schema = pa.schema([("id", pa.int64()), ("x", pa.list_(pa.int64()))])
+    row = {"id": 1, "x": numpy.array([1.5])}
+    with pytest.raises(TableError, match="'x' holds list"):
+        write_table(tmp_path / "b.arrow", [(row, Failure(Timeout("slow")))], schema=schema)
 
 
 @pytest.mark.parametrize("suffix", [".parquet", ".arrow", ".csv"])
