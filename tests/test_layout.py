@@ -46,7 +46,7 @@ BUDGETS = {
     "records": 39_000,
     "report": 33_850,
     "drivers": 33_050,
-    "jobs": 32_050,
+    "jobs": 32_150,
     "testing": 25_250,
     "stages": 24_850,
     "io": 21_800,

@@ -5,9 +5,11 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterable, Mapping
-from itertools import chain, islice
+from itertools import chain, islice, starmap
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from returns.result import Result
 
 from pipegen.core.slots import Slot
 from pipegen.io.forms import ARROW, PARQUET, TableError
@@ -48,7 +50,8 @@ def write_table(
     columns: the columns that fields of requests were read from, where their names differ.
     brief: leave token ids and log probabilities out.
 
-    Raises `TableError`, and `JournalError` where the file cannot be written.
+    Raises `TableError`, `TypeError` for what is no such pair, and `JournalError` where the file
+    cannot be written.
 
     >>> import tempfile
     >>> from pipegen.core.errors import Timeout
@@ -71,7 +74,7 @@ def write_table(
     names = Columns(columns or {})
     for field in () if schema is None or suffix not in ARROW else schema:
         array_of(field.name, [], field.type)  # Arrow makes no union of Python's values
-    remaining_pairs = iter(pairs)
+    remaining_pairs = starmap(_checked, enumerate(pairs, 1))
     first = list(islice(remaining_pairs, _LOOKED_AT)) if schema is None else []
     kinds = column_kinds(row for row, _ in first)
     count = 0
@@ -100,3 +103,18 @@ def write_table(
             row_id = values.get(names.column_of("id") or "id")
             write(Row(values), str(count) if row_id is None else row_id, slot)
     return count
+
+
+def _checked(number: int, entry: Any) -> tuple[Mapping[str, Any], Slot[Any]]:
+    """An entry of the pairs. Raises `TypeError` where it is none."""
+    words = "it is"
+    if isinstance(entry, (tuple, list)) and len(entry) == 2:
+        row, slot = entry
+        if isinstance(row, Mapping) and isinstance(slot, Result):
+            return row, slot
+        words, entry = ("its slot is", slot) if isinstance(row, Mapping) else ("its row is", row)
+    raise TypeError(
+        f"entry {number} is no pair of a row, a mapping, and its slot: {words} {entry!r:.80}; write_table takes"
+        " pairs as imap_keyed gives them where the keys are the rows, and pg.Success(result) is"
+        " the slot of a result"
+    )

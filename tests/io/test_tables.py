@@ -391,6 +391,30 @@ def test_a_fraction_after_a_large_number_and_in_an_array_is_refused(tmp_path: Pa
         write_table(tmp_path / "b.arrow", [(row, Failure(Timeout("slow")))], schema=schema)
 
 
+@pytest.mark.parametrize("suffix", [".parquet", ".csv"])
+@pytest.mark.parametrize("before", [0, 1000])
+@pytest.mark.parametrize(
+    ("entry", "words"),
+    [
+        (("k", Failure(Timeout("slow"))), "its row is 'k'"),
+        (({"id": 1}, "an answer"), "its slot is 'an answer'"),
+        ({"id": 1, "x": 2}, "it is {'id': 1, 'x': 2}"),
+        (({"id": 1},), "it is ({'id': 1},)"),
+        (7, "it is 7"),
+    ],
+)
+def test_an_entry_that_is_no_pair_of_a_row_and_a_slot_is_refused(
+    tmp_path: Path, suffix: str, before: int, entry: Any, words: str
+) -> None:
+    good: Any = ({"id": 1}, Failure(Timeout("slow")))
+    with pytest.raises(TypeError) as refusal:
+        write_table(tmp_path / f"out{suffix}", [*[good] * before, entry])
+    assert f"entry {before + 1} is no pair of a row, a mapping, and its slot: {words}" in str(
+        refusal.value
+    )
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.parametrize("suffix", [".parquet", ".arrow", ".csv"])
 def test_a_column_that_the_first_rows_lack_is_refused_and_not_dropped(
     tmp_path: Path, suffix: str
