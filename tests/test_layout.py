@@ -43,7 +43,7 @@ ROOMS = (
 BUDGETS = {
     "backends": 131_850,
     "cli": 40_700,
-    "records": 39_000,
+    "records": 39_150,
     "report": 33_850,
     "drivers": 33_050,
     "jobs": 32_150,

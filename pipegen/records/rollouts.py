@@ -26,6 +26,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 from pipegen.records.fields import InvalidField, names_of, one_of, record, unchecked_replace
+from pipegen.records.frozen import printed
 from pipegen.records.messages import ImageSource
 from pipegen.records.option_row import LogprobsOf
 
@@ -74,6 +75,16 @@ class Rollout:
     """For each image, its patches in time, height and width; None for models that do not work on
     such a grid.
     """
+
+    def check_all(self) -> None:
+        """Raise `InvalidField` where a list is not one of a value for each of `token_ids`."""
+        each = f"for each of the {len(self.token_ids)} token_ids, not"
+        if len(self.mask) != len(self.token_ids) or not {*map(type, self.mask)} <= {bool}:
+            raise InvalidField(f"Rollout.mask takes True or False {each} {printed([*self.mask])}")
+        if self.logprobs is not None and len(self.logprobs) != len(self.token_ids):
+            raise InvalidField(
+                f"Rollout.logprobs takes a number {each} {printed([*self.logprobs])}"
+            )
 
     @property
     def ids(self) -> tuple[int, ...]:

@@ -209,6 +209,28 @@ def test_images_and_videos_come_back_from_their_text() -> None:
     assert to_plain(from_plain(line, Rollout)) == line
 
 
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"mask": [1]}, "Rollout.mask takes True or False for each of the 2 token_ids, not [1]"),
+        ({"mask": [1, 0]}, "Rollout.mask takes True or False for each of the 2 token_ids"),
+        ({"mask": []}, "Rollout.mask takes True or False for each of the 2 token_ids"),
+        ({"mask": [True] * 3}, "Rollout.mask takes True or False for each of the 2 token_ids"),
+        ({"logprobs": [0.0]}, "Rollout.logprobs takes a number for each of the 2 token_ids"),
+        ({"logprobs": [0.0] * 3}, "Rollout.logprobs takes a number for each of the 2 token_ids"),
+    ],
+)
+def test_a_rollout_whose_lists_do_not_go_together_is_refused(
+    values: dict[str, Any], words: str
+) -> None:
+    line = {"ok": True, "prompt_token_ids": [1], "token_ids": [2, 3], "mask": [True, False]}
+    assert from_plain(line, Rollout).unwrap().logprobs is None
+    assert from_plain({**line, "logprobs": [-1, 0]}, Rollout).unwrap().logprobs == (-1.0, 0.0)
+    with pytest.raises(InvalidField) as refusal:
+        from_plain({**line, **values}, Rollout)
+    assert words in str(refusal.value)
+
+
 def test_options_that_are_no_plain_data_are_refused_by_name() -> None:
     line = {"ok": True, "text": "", "raw_text": "", "finish": "eos"}
     with pytest.raises(InvalidField, match="seed takes a whole number"):
