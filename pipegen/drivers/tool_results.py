@@ -169,14 +169,17 @@ def _part(value: Any, path: str) -> dict[str, Any]:
         if words is None:
             raise _UnwritableError(f"at {path}: a block of type {kind}")
         return {"type": "text", "text": str(words)}
-    if value.get("type") == "image":
-        image = value.get("image", value.get("data"))
+    if value.get("type") in ("image", "image_url"):
+        image = value.get("image_url", value.get("image", value.get("data")))
+        image = image.get("url") if isinstance(image, Mapping) else image
         if _is_pil(image):
             return _part(image, path)
         if isinstance(image, (bytes, bytearray)):
             return _image_part(bytes(image))
         if isinstance(image, str) and "mimeType" in value:
             return _image_part(base64.b64decode(image, validate=True))
+        if isinstance(image, str) and image[:5].lower() == "data:" and ";base64," in image:
+            return _image_part(base64.b64decode(image.partition(",")[2], validate=True))
         if isinstance(image, PurePath) or (isinstance(image, str) and ":" not in image):
             return _image_part(Path(image).read_bytes())
     plain: dict[str, Any] = _plain(value, path, 0)

@@ -485,6 +485,24 @@ def test_images_of_a_tool_become_parts_of_its_message() -> None:
         assert len(slot.unwrap().image_digests) == 1
 
 
+def test_a_tool_may_name_the_file_of_an_image_in_every_form(tmp_path: Path) -> None:
+    path = tmp_path / "a.png"
+    path.write_bytes(b"an image")
+    address = "data:image/png;base64," + base64.b64encode(b"an image").decode()
+    for image in (
+        {"type": "image", "image": str(path)},
+        {"type": "image", "image": path},
+        {"type": "image_url", "image_url": {"url": str(path)}},
+        {"type": "image_url", "image_url": {"url": str(path), "detail": "low"}},
+        {"type": "image_url", "image_url": str(path)},
+        {"type": "image_url", "image_url": {"url": address}},
+        {"type": "image", "image": address},
+    ):
+        for value in (image, ["A door:", image]):
+            part = one_call(lambda_of(value))[-1]
+            assert part.source.data == b"an image", image
+
+
 def test_whole_numbers_of_a_call_are_integers() -> None:
     got: list[Any] = []
 
