@@ -45,7 +45,7 @@ BUDGETS = {
     "cli": 40_700,
     "records": 39_150,
     "report": 33_850,
-    "drivers": 33_050,
+    "drivers": 33_200,
     "jobs": 32_150,
     "testing": 25_250,
     "stages": 24_850,

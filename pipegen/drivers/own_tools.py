@@ -43,6 +43,12 @@ def _is_method(member: Any) -> bool:
 
 
 def says(function: Any, name: str, *, default: bool) -> bool:
-    """What a tool says of itself, or the object whose method it is; else the default."""
+    """What a tool says of itself, or the object whose method it is; else the default. Raises
+    `TypeError` where that is neither True nor False.
+    """
     owner = getattr(function, "__self__", None)
-    return bool(getattr(function, name, getattr(owner, name, default)))
+    value = getattr(function, name, getattr(owner, name, default))
+    if type(value) is not bool:
+        tool = getattr(function, "__name__", type(function).__name__)
+        raise TypeError(f"{name} of {tool!r} takes True or False, not {value!r:.80}")
+    return value

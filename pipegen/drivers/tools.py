@@ -154,6 +154,8 @@ def _by_name(
         schema = _schema(function)
         if schema["name"] in by_name:
             raise TypeError(f"two tools have the name {schema['name']!r}: rename one")
+        for name in ("parallel", "replays"):
+            says(function, name, default=True)
         by_name[schema["name"]] = function
         schemas.append({"type": "function", "function": schema})
     if not by_name:

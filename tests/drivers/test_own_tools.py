@@ -339,6 +339,28 @@ def test_a_request_with_other_tools_and_wrong_arguments_are_refused() -> None:
             pg.tools([leaves], **{name: 1})  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("name", ["parallel", "replays"])
+@pytest.mark.parametrize("where", ["function", "object"])
+def test_what_a_tool_says_of_itself_is_true_or_false(name: str, where: str) -> None:
+    class Own:
+        def look(self) -> str:
+            return "seen"
+
+    def look() -> str:
+        return "seen"
+
+    own = Own()
+    setattr(look if where == "function" else own, name, "no")
+    with pytest.raises(TypeError, match=f"{name} of 'look' takes True or False, not 'no'"):
+        pg.tools([look if where == "function" else own.look])
+    if where == "object":
+        error = pg.run(agent(lambda request: own), [asked()])[0].failure()
+        assert f"{name} of 'look' takes True or False, not 'no'" in error.message
+    for good in (True, False):
+        setattr(look, name, good)
+        assert pg.tools([look]).schemas
+
+
 def test_the_name_of_make_is_a_part_of_a_jobs_key() -> None:
     def other(request: pg.GenerationRequest) -> Any: ...
 
