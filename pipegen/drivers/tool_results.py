@@ -26,7 +26,7 @@ from collections.abc import Mapping, Sequence, Set as AbstractSet, ValuesView
 from pathlib import Path, PurePath
 from typing import Any, TypeAlias
 
-from returns.result import Failure, Success
+from returns.result import Failure, Result, Success
 
 from pipegen.core.errors import StageFailed
 from pipegen.core.slots import Slot
@@ -272,7 +272,10 @@ def _plain(value: Any, path: str, depth: int) -> Any:
     if fields is not None:
         names = [field.name for field in fields]
         return {name: _plain(getattr(value, name), f"{path}.{name}", depth + 1) for name in names}
-    raise _UnwritableError(f"at {path}: an object of type {type(value).__name__}")
+    advice = ""
+    if isinstance(value, Result):
+        advice = ": return the value itself, and where there is none raise an exception"
+    raise _UnwritableError(f"at {path}: an object of type {type(value).__name__}{advice}")
 
 
 def _word(value: Any) -> str | None:

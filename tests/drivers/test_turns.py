@@ -243,6 +243,14 @@ def test_what_a_tool_raises_is_its_answer_or_fails_the_row() -> None:
     error = one_call(lambda_of(object()))
     assert isinstance(error, pg.StageFailed)
     assert "cannot be written as JSON: at $: an object of type object" in error.message
+    for slot in (pg.Success(3), pg.Failure("no")):
+        for value, place in ((slot, "$"), ({"a": [slot]}, "$.a[0]")):
+            error = one_call(lambda_of(value))
+            assert isinstance(error, pg.StageFailed)
+            assert error.message.endswith(
+                f"at {place}: an object of type {type(slot).__name__}: return the value itself,"
+                " and where there is none raise an exception"
+            )
 
 
 @pytest.mark.parametrize("ends", [SystemExit(3), KeyboardInterrupt()], ids=repr)
