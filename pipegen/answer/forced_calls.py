@@ -96,17 +96,21 @@ def call_form(
     the template's calls cannot be forced.
     """
     chosen = tool_choice(options)
-    tools = {name: schema for name, schema in map(tool_of, thaw(request.tools)) if name}
+    known = {name: schema for name, schema in map(tool_of, thaw(request.tools)) if name}
+    tools = known
     if chosen != "required":
-        tools = {name: schema for name, schema in tools.items() if name == chosen}
+        tools = {name: schema for name, schema in known.items() if name == chosen}
     if chosen in _OF_SERVERS and not tools:
         text, hint = _OF_SERVERS[chosen]
         return Failure(InvalidRequest(text, hint=hint))
     if not tools or request.messages is None:
-        text = "a request with messages and tools" if chosen == "required" else "its tool"
+        text = "a request with messages and tools, and this request has none"
+        if known and not tools:
+            names = ", ".join(map(repr, known))
+            text = f"a tool of this request, which has {names:.300}"
         return Failure(
             InvalidRequest(
-                f"tool_choice={chosen!r:.80} takes {text}, and this request has none",
+                f"tool_choice={chosen!r:.80} takes {text}",
                 hint="give the tools with the request",
             )
         )

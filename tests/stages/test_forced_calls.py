@@ -257,7 +257,13 @@ class Printed(ToyRenderer):
         (engine(), {**ASKED, "tools": []}, "required", pg.InvalidRequest, "this request has none"),
         (engine(), ASKED, "auto", pg.InvalidRequest, "is what holds without the option"),
         (engine(), ASKED, "none", pg.InvalidRequest, "is not honoured"),
-        (engine(), ASKED, "fly", pg.InvalidRequest, "takes its tool, and this request has none"),
+        (
+            engine(),
+            ASKED,
+            "fly",
+            pg.InvalidRequest,
+            "takes a tool of this request, which has 'add'",
+        ),
         (
             engine(renderer=Printed()),
             ASKED,
