@@ -157,7 +157,7 @@ def _by_name(
         by_name[schema["name"]] = function
         schemas.append({"type": "function", "function": schema})
     if not by_name:
-        raise TypeError("tools takes one function or more")
+        raise TypeError("tools takes one function or more, and make= an object with methods")
     return by_name, freeze(schemas)
 
 

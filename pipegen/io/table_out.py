@@ -393,6 +393,7 @@ class AnswerTable(TableOut):
             if block is None:
                 values = [row.values.get(field.name) for row in rows]
                 values = values if of_images else stored_values(values, field)
+                _check_whole(field.name, values, kind)
             elif field.name not in block.batch.schema.names:
                 values = [None] * len(rows)
             else:
@@ -457,6 +458,28 @@ def _by_path(images: Any) -> bool:
     return bool(
         (images.flatten() if pa.types.is_list(images.type) else images).field("bytes").null_count
     )
+
+
+def _check_whole(name: str, values: Sequence[Any], kind: pa.DataType) -> None:
+    """Raise `TableError` where whole numbers are to be written and Arrow would cut a fraction off."""
+    import pyarrow as pa
+
+    item = kind
+    while pa.types.is_list(item) or pa.types.is_large_list(item):
+        item = item.value_type
+    if not pa.types.is_integer(item):
+        return
+    try:
+        array = pa.array(values)
+    except (pa.ArrowException, TypeError, ValueError, OverflowError):
+        return  # `array_of` refuses them
+    try:
+        array.cast(kind)
+    except pa.ArrowException as refusal:
+        raise TableError(
+            f"the column {name!r} holds {kind}, and a value does not fit: {refusal!s:.200}; give"
+            " the column another type (schema=)"
+        ) from None
 
 
 def array_of(name: str, values: Sequence[Any], kind: pa.DataType) -> pa.Array:

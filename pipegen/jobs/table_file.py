@@ -43,7 +43,8 @@ def write_table(
 
     kind: what the slots hold, results or rollouts; a table of rollouts is .parquet or .arrow.
     schema: the columns of the rows and their types, such as `read_table(...).schema` or
-    `dataset.features.arrow_schema`. By default, what fits the first 1,000 rows.
+    `dataset.features.arrow_schema`. By default, what fits the first 1,000 rows; later rows have to
+    fit it too.
     columns: the columns that fields of requests were read from, where their names differ.
     brief: leave token ids and log probabilities out.
 
@@ -90,6 +91,12 @@ def write_table(
             )
         for count, (row, slot) in enumerate(chain(first, remaining_pairs), 1):
             values = dict(row)
+            late = [name for name in values if schema is None and name not in kinds]
+            if late:
+                raise TableError(
+                    f"row {count} has a column {late[0]!r}, which the first rows lack: give it to them"
+                    " too, or set schema=, all columns with their types"
+                )
             row_id = values.get(names.column_of("id") or "id")
             write(Row(values), str(count) if row_id is None else row_id, slot)
     return count

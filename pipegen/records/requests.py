@@ -164,12 +164,12 @@ def misplaced(name: str) -> str | None:
 
     >>> misplaced("temprature"), misplaced("choices"), misplaced("label")
     ("; did you mean the option 'temperature'? It goes into options", None, None)
-    >>> misplaced("options.seed"), misplaced("option_a")
-    ('; options go into options, as in "options": {"temperature": 0}', None)
+    >>> misplaced("options.seed"), misplaced("option_a"), misplaced("N")
+    ('; options go into options, as in "options": {"temperature": 0}', None, None)
     """
     if name in GROUPS or name in option_names() or name in OTHER_NAMES:
         return field_hint(name)
-    if name != (plain := name.strip().lower()):
+    if name != (plain := name.strip().lower()) and len(plain) > 1:  # `N` is a count
         return misplaced(plain)
     near = misspelt(name, option_names())
     if near:

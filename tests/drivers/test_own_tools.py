@@ -167,7 +167,7 @@ def leaves(request: Any) -> Any:
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (lambda request: 3, "tools takes one function or more"),
+        (lambda request: 3, "one function or more, and make= an object with methods"),
         (lambda request: [3], "a tool is a function or can be called"),
         (leaves, "it ended its thread, as sys.exit() does"),
     ],

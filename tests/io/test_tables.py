@@ -8,9 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from returns.result import Failure
 
+from pipegen.core.errors import Timeout
 from pipegen.io.tables import Columns, TableError, is_table, read_table
 from pipegen.io.text_tables import column_kinds, csv_header, csv_rows, schema_of_kinds
+from pipegen.jobs.table_file import write_table
 from pipegen.records.messages import ImagePart, TextPart
 from pipegen.records.parse_request import request_from
 
@@ -314,3 +317,43 @@ def test_json_columns_are_values_to_python(tmp_path: Path) -> None:
     column = pa.ExtensionArray.from_storage(kind(pa.utf8()), pa.array([messages]))
     pq.write_table(pa.table({"messages": column}), tmp_path / "x.parquet", store_schema=True)
     assert list(read_table(tmp_path / "x.parquet")) == [{"messages": turns}]
+
+
+def written(path: Path, *late: dict[str, Any], **settings: Any) -> list[dict[str, Any]]:
+    """The rows of a table whose first 1,000 rows hold whole numbers, and these rows after them."""
+    failed: Any = Failure(Timeout("slow"))
+    rows = [*({"id": 1, "reward": n % 2} for n in range(1000)), *late]
+    write_table(path, [(row, failed) for row in rows], **settings)
+    return [dict(row) for row in read_table(path)][1000:]
+
+
+@pytest.mark.parametrize("suffix", [".parquet", ".arrow"])
+@pytest.mark.parametrize("value", [0.5, float("nan"), 2**70, "a"])
+def test_a_value_that_a_column_of_whole_numbers_would_change_is_refused(
+    tmp_path: Path, suffix: str, value: object
+) -> None:
+    with pytest.raises(TableError, match="'reward' holds int64, and a value does not fit"):
+        written(tmp_path / f"out{suffix}", {"id": 1, "reward": value})
+    assert not (tmp_path / f"out{suffix}").exists()
+
+
+def test_a_value_that_fits_the_column_is_written_and_a_schema_takes_others(tmp_path: Path) -> None:
+    late = [{"id": 1, "reward": 2.0}, {"id": 2}, {"id": 3, "reward": None}]
+    rows = written(tmp_path / "out.parquet", *late)
+    assert [row["reward"] for row in rows] == [2, None, None]
+    schema = pa.schema([("id", pa.int64()), ("reward", pa.float64())])
+    (row,) = written(tmp_path / "of.parquet", {"id": 1, "reward": 0.5, "x": 1}, schema=schema)
+    assert (row["reward"], "x" in row) == (0.5, False)
+    many = pa.schema([("id", pa.int64()), ("reward", pa.list_(pa.int64()))])
+    failed: Any = Failure(Timeout("slow"))
+    with pytest.raises(TableError, match="'reward' holds list"):
+        write_table(tmp_path / "l.arrow", [({"id": 1, "reward": [1, 2.5]}, failed)], schema=many)
+
+
+@pytest.mark.parametrize("suffix", [".parquet", ".arrow", ".csv"])
+def test_a_column_that_the_first_rows_lack_is_refused_and_not_dropped(
+    tmp_path: Path, suffix: str
+) -> None:
+    with pytest.raises(TableError, match="row 1001 has a column 'judge'"):
+        written(tmp_path / f"out{suffix}", {"id": 1, "judge": "yes"})
+    assert not (tmp_path / f"out{suffix}").exists()
