@@ -1,5 +1,5 @@
 """Edited routes to chat servers give what the stages make of the server's whole answer, by every
-function that runs them; what no stage honours is refused before the call.
+function; what no stage honours is refused before the call.
 """
 
 from __future__ import annotations

@@ -1,6 +1,4 @@
-"""An engine that ends early gives the slots of its whole answers, however its route is edited:
-whatever stages are inserted, replaced or removed.
-"""
+"""An engine that ends early gives the slots of its whole answers, however its route is edited."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""For any number in flight and any order of ends, the slots of continuous feeding are those of one
-run; an engine that dies fails what is in flight once, and the rest is answered.
+"""For any number in flight and any order of ends, continuous feeding gives the slots of one run;
+an engine that dies fails what is in flight once, and the rest is answered.
 """
 
 from __future__ import annotations

@@ -1,6 +1,4 @@
-"""A structured answer has its form unless its length ended it, for random schemas, regular
-expressions and choices; no other request is affected.
-"""
+"""A structured answer has its form unless its length ended it; no other request is affected."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""No minute has more requests or tokens than it may, whatever is asked for and when; nothing waits
-longer than it must. By a clock that the test moves.
+"""No minute has more requests or tokens than it may; nothing waits longer than it must. By a
+clock that the test moves.
 """
 
 from __future__ import annotations

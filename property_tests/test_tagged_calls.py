@@ -1,6 +1,4 @@
-"""Forced calls of tagged values: the form allows whatever arguments a tool takes, and they are read
-back as they were meant.
-"""
+"""Forced calls of tagged values allow whatever arguments a tool takes, and are read back."""
 
 from __future__ import annotations
 

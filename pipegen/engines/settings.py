@@ -443,7 +443,7 @@ class ServerSettings:
         float,
         number(low=0),
         Changes.NOTHING,
-        "Seconds to wait for a server that is away, or answers `later` (429, 503, 529).",
+        "Seconds to wait for a server that is away or overloaded (429, 503, 529).",
     ] = 120.0
     batch_budget: Annotated[
         float | None,

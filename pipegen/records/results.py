@@ -519,9 +519,9 @@ class GenerationResult:
 
     @property
     def rollouts(self) -> tuple[Rollout, ...]:
-        """The same, where the next one begins at each prompt that does not begin with the ids of the
-        turns before. Each sampled token is in the mask of exactly one. `InvalidField` where a chat
-        server returned no ids, or the result was read from a file without its earlier turns."""
+        """The same, split at each prompt that does not begin with the ids before it. Each sampled
+        token is in the mask of exactly one. `InvalidField` where a chat server returned no ids, or
+        the result was read from a file without its earlier turns."""
         return rollouts_of(self)
 
     @property

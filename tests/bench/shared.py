@@ -30,7 +30,7 @@ from pipegen.backends.hf import cache as caches
 from pipegen.backends.hf.running_batch import RunningBatch
 
 GROUP = "Shared beginnings"
-COPIED = "pipegen with copies in every row"
+COPIED = "copies in every row"
 SHARE = float(os.environ.get("BENCH_ROWS", "1"))
 Rows = list[dict[str, Any]]
 Ids = list[int]
@@ -151,7 +151,7 @@ def _begin_alike() -> tuple[str, list[Ids]]:
     chance = random.Random(2)
     head = drawn(chance, 600)
     asked = [head + drawn(chance, chance.randint(10, 60)) for _ in range(some(64))]
-    shape = "600 shared tokens, 10 to 60 of their own, 48 new, SmolLM2-135M"
+    shape = "600 shared tokens, 10 to 60 of their own, 48 new"
     return f"{len(asked)} prompts, {shape}", asked
 
 
@@ -210,7 +210,7 @@ def samples() -> Rows:
     ours, theirs = in_turn(
         made(64, asked, temperature=1.0), made(2, [ids[:300]] * 8, temperature=1.0)
     )
-    text = f"{len(asked)} samples of one prompt of 2,000 tokens, 64 new, SmolLM2-135M"
+    text = f"{len(asked)} samples of one prompt of 2,000 tokens, 64 new"
     rows = [compared(text, ours, theirs, "at least 3", equal(ours, theirs))]
     share = ours.held / theirs.held
     rows.append(
@@ -245,7 +245,7 @@ def choices() -> Rows:
         ]
 
         ours, theirs = in_turn(scored(requests), scored(requests[:8]))
-        text = f"{count} questions of four choices, 800 tokens {what}, SmolLM2-135M"
+        text = f"{count} questions of four choices, 800 tokens {what}"
         rows.append(compared(text, ours, theirs, target, equal(ours, theirs)))
     return rows
 
@@ -255,7 +255,7 @@ def alone() -> Rows:
     chance = random.Random(5)
     asked = [drawn(chance, chance.randint(50, 200)) for _ in range(some(64))]
     ours, theirs = in_turn(made(48, asked), made(2, asked[:8]))
-    text = f"{len(asked)} prompts that share nothing, 50 to 200 tokens, 48 new, SmolLM2-135M"
+    text = f"{len(asked)} prompts that share nothing, 50 to 200 tokens, 48 new"
     return [compared(text, ours, theirs, "at least 0.98", equal(ours, theirs))]
 
 
