@@ -160,13 +160,17 @@ _PAIRS = 'pairs such as ["a question", "its answer"], or messages'
 def _known() -> Mapping[str, str]:
     """The keys as they are compared, each with its hint."""
     named = {key: f"; did you mean {key!r}?" for key in ("system", "history")}
-    option_names = {**OTHER_NAMES, **{name: name for name in OPTIONS}}
     options = {
-        other: f"; did you mean the option {name!r}? It goes into options"
-        for other, name in option_names.items()
+        name: f"; did you mean the option {name!r}? It goes into options"
+        for name in OPTIONS
+        if "_" in name
+    }
+    others = {
+        other: f"; the option is named {name!r}, and goes into options"
+        for other, name in OTHER_NAMES.items()
         if "_" in other
     }
-    return {folded(key): hint for key, hint in {**options, **named, **REFUSED}.items()}
+    return {folded(key): hint for key, hint in {**others, **options, **named, **REFUSED}.items()}
 
 
 def refused_entry(name: str, value: object) -> str | None:

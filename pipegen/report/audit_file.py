@@ -327,10 +327,17 @@ def _samples(name: str, slot: Slot[GenerationResult]) -> list[_Row | RowVerdict]
         _Row(
             f"{name}#{index}",
             name,
-            dataclasses.replace(sample, options=dataclasses.replace(sample.options, samples=1)),
+            dataclasses.replace(sample, options=_options_of(sample, result)),
         )
         for index, sample in enumerate(result.samples)
     ]
+
+
+def _options_of(sample: GenerationResult, result: GenerationResult) -> GenerationOptions:
+    """What a sample was made with; a table has only what all samples of a request were made with."""
+    unknown = GenerationOptions()
+    options = result.options if sample.options == unknown else sample.options
+    return options if options == unknown else dataclasses.replace(options, samples=1)
 
 
 def _rendered(

@@ -88,7 +88,14 @@ def test_videos_are_a_list() -> None:
 
 
 def test_the_key_of_a_row_depends_on_frames_and_times() -> None:
-    settings = {"model": [], "pipeline": "", "plugins": [], "version": "", "options": {}}
+    settings = {
+        "model": [],
+        "pipeline": "",
+        "plugins": [],
+        "version": "",
+        "options": {},
+        "engines": [],
+    }
 
     def key(times: list[float], last: bytes = b"b") -> bytes:
         source = VideoSource.of({"frames": [b"a", last], "times": times})
