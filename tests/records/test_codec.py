@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import re
@@ -36,7 +37,7 @@ from pipegen.records.codec import (
 from pipegen.records.fields import UNWRITTEN, InvalidField, record, unchecked_replace
 from pipegen.records.frozen import freeze
 from pipegen.records.messages import ImageSource, VideoSource
-from pipegen.records.options import resolve
+from pipegen.records.options import GenerationOptions, resolve
 from pipegen.records.results import Finish, GenerationResult, TokenLogprob
 from pipegen.records.rollouts import Rollout
 from pipegen.testing import strategies
@@ -63,7 +64,7 @@ from pipegen.io.table_out import arrow_out
 from pipegen.io.tables import Columns, Row
 from pipegen.records import strict_json
 from pipegen.records.frozen import freeze
-from pipegen.records.options import resolve
+from pipegen.records.options import GenerationOptions, resolve
 from pipegen.records.results import Finish, GenerationResult
 from pipegen.answer.json_check import wrong_in_json
 from pipegen.testing.strategies import results
@@ -266,6 +267,14 @@ def test_a_record_of_one_s_own_comes_back() -> None:
     assert decode(line, Own, hidden=3).hidden == 3
     with pytest.raises(TypeError):
         decode({**line, "whole": [None]}, Own)
+
+
+def test_a_record_within_a_record_is_read_by_its_own_rules() -> None:
+    result = GenerationResult(
+        text="a", raw_text="a", finish=Finish.EOS, options=resolve(GenerationOptions())
+    )
+    pair = dataclasses.make_dataclass("Pair", [("first", GenerationResult)])
+    assert decode({"first": encode(result)}, pair).first == result
 
 
 def test_a_record_of_one_field_is_written_by_its_name() -> None:
