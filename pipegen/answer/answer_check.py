@@ -28,17 +28,6 @@ from pipegen.ending.stop_scan import cut
 from pipegen.records.options import GenerationOptions, StructuredOptions
 from pipegen.records.results import Finish
 
-__all__ = [
-    "CUT_PROMPT",
-    "WORDS",
-    "Answer",
-    "Finding",
-    "FindingKind",
-    "check_answer",
-    "disobeyed",
-    "wrong_form",
-]
-
 FindingKind = Literal["form", "length", "finish", "text", "prompt", "count", "stop", "tokens"]
 HINTS: Mapping[FindingKind, str] = {
     "form": (

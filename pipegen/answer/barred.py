@@ -17,8 +17,6 @@ from collections.abc import Iterable, Sequence
 
 from pipegen.engines.tokenizer import Tokenizer
 
-__all__ = ["Spellings", "barred_after", "barred_in", "ends_barred", "spellings"]
-
 Spellings = tuple[tuple[int, ...], ...]
 
 

@@ -47,8 +47,6 @@ from pipegen.template.control_tokens import ControlTokens
 from pipegen.template.probe import FIRST_ID
 from pipegen.template.thinking import call_after_thought
 
-__all__ = ["CallTexts", "call_form", "call_texts", "tool_choice"]
-
 _OF_SERVERS = {
     "auto": (
         'tool_choice="auto" is what holds without the option: the model may call tools',

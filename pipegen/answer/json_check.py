@@ -33,8 +33,6 @@ from pipegen.answer.json_formats import PATTERNS, is_of
 from pipegen.answer.regex_check import found_in
 from pipegen.core.foreign_calls import attempt
 
-__all__ = ["limits_of", "wrong_in_json", "wrong_in_schema"]
-
 _WORDS = {
     None: "no value is allowed there",
     "type": "{value} is not of type {kinds}",

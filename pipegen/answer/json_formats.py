@@ -13,8 +13,6 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-__all__ = ["PATTERNS", "is_of"]
-
 _LEAP_YEAR = (
     "(?:[0-9]{2}(?:0[48]|[2468][048]|[13579][26])|(?:[02468][048]|[13579][26])00)"  # not 1900
 )

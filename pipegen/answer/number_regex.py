@@ -12,8 +12,6 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-__all__ = ["BOUNDS", "numbers"]
-
 BOUNDS = ("minimum", "exclusiveMinimum", "maximum", "exclusiveMaximum")
 _ZEROS, _FRACTION = r"(?:\.0{1,15})?", r"\.0{0,14}[1-9][0-9]{0,14}"
 _SIZE = 18

@@ -16,8 +16,6 @@ import functools
 import re
 from typing import Any
 
-__all__ = ["ascii_regex", "edge_in", "found_in", "matches"]
-
 _CLASSES = {
     "d": "0-9",
     "w": "0-9A-Za-z_",

@@ -13,8 +13,6 @@ from pipegen.records.fields import InvalidField, names_of
 from pipegen.records.options import GenerationOptions
 from pipegen.records.results import Finish
 
-__all__ = ["Reasoning", "reasoning_of", "thinking_beside_form", "thinking_unfinished"]
-
 
 class Reasoning(NamedTuple):
     """A text in two parts."""

@@ -30,8 +30,6 @@ from pipegen.records.option_groups import StructuredOptions
 from pipegen.template.call_syntax import ARGUMENTS, NAME, TOOLS, Syntax, Writer, common_beginning
 from pipegen.template.probe import assistant, call
 
-__all__ = ["Tags", "tagged_form", "tags_of", "text_until"]
-
 _WORDS = {"boolean": "[Tt]rue|[Ff]alse", "null": "null|None"}
 _DEEPEST = 32
 """So many references within each other are followed."""

@@ -48,8 +48,6 @@ from pipegen.template.call_syntax import (
 )
 from pipegen.template.probe import FIRST_ID, JsonObject, assistant, call, numbered_id
 
-__all__ = ["ToolCalls", "read_calls"]
-
 OTHERWISE = "the chat template writes the call of the answer otherwise"
 BEGUN = "the answer begins a tool call, and does not go on in its form"
 

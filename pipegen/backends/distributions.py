@@ -13,8 +13,6 @@ from pipegen.records.engine_list import shown
 from pipegen.records.option_row import LogprobsOf
 from pipegen.records.options import GenerationOptions, in_effect
 
-__all__ = ["other_logprobs", "shifts"]
-
 
 def shifts(options: GenerationOptions, *, filters: bool = True) -> tuple[str, ...]:
     """The options by which the distribution that is sampled from is not the model's own. A greedy

@@ -15,8 +15,6 @@ from pipegen.engines.protocol import RowDone, TokensMade
 from pipegen.engines.tokenizer import Tokenizer
 from pipegen.records.results import Encoded, Prompt, Raw, TokenLogprob
 
-__all__ = ["RowState", "newly_done", "other_prompt"]
-
 
 class RowState:
     """A row that is followed token by token; `position` is its index among the call's inputs. With

@@ -23,8 +23,6 @@ from typing import Any
 from pipegen.backends.settled_schema import scalars, schema_parts
 from pipegen.records.option_groups import StructuredOptions
 
-__all__ = ["changed_in"]
-
 
 def changed_in(form: StructuredOptions, normalised: Callable[[str], str]) -> str | None:
     """The first text in a form that is another one when it is `normalised`; None where none is."""

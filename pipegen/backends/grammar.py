@@ -35,16 +35,6 @@ from pipegen.engines.tokenizer import Tokenizer
 from pipegen.records.engine_list import shown
 from pipegen.records.options import GenerationOptions, StructuredOptions
 
-__all__ = [
-    "cannot_compile",
-    "form_of",
-    "grammar_of",
-    "has_form",
-    "text_of",
-    "unsupported_with_form",
-    "written_out",
-]
-
 
 @functools.lru_cache(maxsize=1024)
 def written_out(form: StructuredOptions) -> StructuredOptions:

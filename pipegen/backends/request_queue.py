@@ -12,8 +12,6 @@ from pipegen.records.messages import ImagePart
 from pipegen.records.results import Encoded, ResolvedRequest
 from pipegen.records.scores import ScoreInput
 
-__all__ = ["Waiting", "beginning"]
-
 R = TypeVar("R")
 
 

@@ -23,8 +23,6 @@ from pipegen.answer.json_formats import PATTERNS
 from pipegen.answer.regex_check import ascii_regex, edge_in, found_in
 from pipegen.core.foreign_calls import attempt
 
-__all__ = ["NO_EDGES", "rounded_in", "scalars", "schema_parts", "settled", "wrong_in_schema"]
-
 TYPES = frozenset({"array", "boolean", "integer", "null", "number", "object", "string"})
 FORMATS = frozenset(
     {"date", "date-time", "duration", "email", "hostname", "ipv4", "ipv6", "time", "uri", "uuid"}

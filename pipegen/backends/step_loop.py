@@ -26,8 +26,6 @@ from typing import Generic, TypeVar
 from pipegen.core.foreign_calls import attempt
 from pipegen.core.slots import is_ok
 
-__all__ = ["Mailbox", "SharedSteps"]
-
 E = TypeVar("E")
 
 

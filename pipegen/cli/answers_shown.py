@@ -22,8 +22,6 @@ from pipegen.records.parse_request import Request
 from pipegen.records.requests import GenerationRequest
 from pipegen.records.results import GenerationResult
 
-__all__ = ["Answer", "Speaker", "ask", "as_line"]
-
 Message = dict[str, Any]
 NO_ANSWER = (
     "no answer: the tokens ran out while the model was thinking; allow more with max_new_tokens"

@@ -13,9 +13,6 @@ from pipegen.cli.flags import InSections, with_flags
 from pipegen.cli.run_flags import RunFlags
 from pipegen.records.option_table import OPTIONS
 
-__all__ = ["app"]
-
-
 app = typer.Typer(
     help=(
         "Generate text from prompts and images: render once, run on any engine, get the same text"

@@ -13,8 +13,6 @@ import typer
 from pipegen.cli.flags import InSections, with_flags
 from pipegen.cli.run_flags import AskedFlags, InputFlags, file_flag, model_flag, server_flag
 
-__all__ = ["VerifyFlags", "ViewFlags", "add_commands"]
-
 ESTIMATE = """Count what a run of IN would take: no weights are loaded, and nothing is generated.
 
 It says the exact tokens of the prompts, images included; the longest prompt; requests that do not

@@ -34,7 +34,6 @@ if TYPE_CHECKING:
 
     from pipegen.drivers.route import Route
 
-__all__ = ["LOG", "chat_of", "run_chat"]
 
 LOG = Path(".pipegen") / "chat.jsonl"
 """Where `ui.logging_enabled` writes, below the current folder."""

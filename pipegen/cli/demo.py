@@ -33,17 +33,6 @@ if TYPE_CHECKING:
 
     from pipegen.drivers.route import Route
 
-__all__ = [
-    "BROKEN",
-    "CASES",
-    "IMAGES",
-    "Case",
-    "Outcome",
-    "page",
-    "pieces_of",
-    "run_cases",
-    "run_demo",
-]
 
 IMAGES = Path(__file__).with_name("sample_images")
 PAGE = "pipegen-demo.html"

@@ -14,8 +14,6 @@ from pipegen.records.results import GenerationResult
 from pipegen.report.diff import STAGES, Occurrences, compare, summary
 from pipegen.report.gallery import printable
 
-__all__ = ["run_diff"]
-
 
 def run_diff(first: Path, second: Path, *, as_json: bool, ignore: tuple[str, ...] = ()) -> int:
     """Print where the results differ, and a summary on stderr. The exit code: 0 if all are equal,

@@ -26,7 +26,6 @@ from pipegen.template.template import call_template
 if TYPE_CHECKING:
     from pipegen.backends.checkpoint.checkpoint import Checkpoint
 
-__all__ = ["examine", "run_doctor"]
 
 PACKAGES = (
     *("torch", "transformers", "accelerate", "peft", "vllm", "aiohttp", "orjson", "tenacity"),

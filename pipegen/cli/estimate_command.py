@@ -19,8 +19,6 @@ from pipegen.report.estimate import Estimate, prepared
 from pipegen.report.gallery import printable
 from pipegen.report.lines import Rows, lines_of
 
-__all__ = ["price_of", "run_estimate"]
-
 _TOGETHER = 32
 _SHOWN = 10
 """How many over-long requests are shown."""

@@ -21,8 +21,6 @@ from pipegen.jobs.new_file import JournalError, new_file, remove_stale
 from pipegen.records import strict_json
 from pipegen.records.requests import ImagePolicy, RequestPolicy
 
-__all__ = ["Command", "command_in", "command_of", "note_command", "run_export"]
-
 COMMAND = "command.json"
 
 

@@ -23,16 +23,6 @@ from pipegen.records.fields import InvalidField, help_of
 from pipegen.records.option_table import OPTIONS
 from pipegen.records.options import GROUPS, GenerationOptions, options_from
 
-__all__ = [
-    "InSections",
-    "SETTING_FLAGS",
-    "flag_of",
-    "options_of_flags",
-    "setting_values",
-    "unescape",
-    "with_flags",
-]
-
 _PANELS = {
     "": "Sampling and length",
     "stop": "Stops",

@@ -61,8 +61,6 @@ from pipegen.jobs.runner import Job, start_job
 from pipegen.records.fields import InvalidField
 from pipegen.records.results import GenerationResult
 
-__all__ = ["Files", "run_generate"]
-
 BUG = 3
 """The exit code where a bug of pipegen's failed a request."""
 _OTHERS = 3

@@ -28,24 +28,6 @@ from pipegen.records.messages import ImagePart, ImageSource, Message, TextPart
 from pipegen.records.request_forms import without_final_answer
 from pipegen.records.requests import GenerationRequest, VlmGenerationRequest
 
-__all__ = [
-    "Item",
-    "Origin",
-    "Reading",
-    "UnreadLine",
-    "UnreadRow",
-    "csv_file_rows",
-    "from_folder",
-    "from_lines",
-    "items_of",
-    "one_question",
-    "reading_of",
-    "table_rows",
-    "text_rows",
-    "unread_lines",
-    "with_system",
-]
-
 
 class Origin:
     """Where a request comes from, and so where its answer goes."""

@@ -11,8 +11,6 @@ from collections.abc import Sequence
 from pipegen.cli.usage import refuse
 from pipegen.engines.extras import MissingExtra, need
 
-__all__ = ["arguments", "run_lm_eval"]
-
 
 def arguments(given: Sequence[str]) -> list[str]:
     """lm-eval's arguments: of a run, with `--model pipegen` and `--batch_size auto` where neither

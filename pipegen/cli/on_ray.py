@@ -44,8 +44,6 @@ from pipegen.records.results import GenerationResult
 if TYPE_CHECKING:
     from pipegen.cli.generate import Files
 
-__all__ = ["LOCAL", "OnRay", "Stops", "gpus_of", "on_ray", "ray_slots", "route_there"]
-
 
 LOCAL = "local"
 """The address of a new Ray on this machine, which no other program uses."""

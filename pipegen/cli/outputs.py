@@ -31,22 +31,6 @@ from pipegen.records.results import GenerationResult
 from pipegen.report.error_counts import ErrorCounts
 from pipegen.report.gallery import printable
 
-__all__ = [
-    "Answered",
-    "Make",
-    "Tally",
-    "check_columns",
-    "file_of",
-    "form_of",
-    "results_to",
-    "say",
-    "say_shared",
-    "slot_of",
-    "words_of",
-    "write_sidecar",
-    "write_summary",
-]
-
 
 def say(text: str) -> None:
     """Print a line on stderr."""

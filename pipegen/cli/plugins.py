@@ -21,8 +21,6 @@ from pipegen.plugins import Plugin
 from pipegen.records import strict_json
 from pipegen.records.fields import InvalidField, nearest
 
-__all__ = ["FLAG", "attached", "makers", "plugins_of"]
-
 P = TypeVar("P", bound=Pipe[Any, Any])
 FLAG = "--plugin"
 _OBJECTS = ("hf_hooks",)

@@ -18,8 +18,6 @@ from typing import Any
 from pipegen.cli.outputs import Tally, say
 from pipegen.drivers.progress import Progress
 
-__all__ = ["EVERY", "Meter", "Moved", "is_shown", "progress", "short", "shown_time", "tells"]
-
 EVERY = 30.0
 """Seconds between two lines, where stderr is no terminal."""
 CHECKED = 3.0

@@ -13,8 +13,6 @@ import typer
 
 from pipegen.records.engine_list import TYPES
 
-__all__ = ["AskedFlags", "InputFlags", "RunFlags", "file_flag", "model_flag", "server_flag"]
-
 file_flag, model_flag, server_flag, folder_flag, ray_flag = (
     partial(typer.Option, rich_help_panel=section)
     for section in (

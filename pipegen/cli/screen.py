@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from rich.panel import Panel
     from rich.text import Text
 
-__all__ = ["plain", "screen", "under"]
 
 NARROWEST = 32
 """The least width of a column in characters; answers that do not fit side by side go into further

@@ -47,20 +47,6 @@ from pipegen.records.requests import ImagePolicy, RequestPolicy
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = [
-    "Asked",
-    "Question",
-    "Source",
-    "asked_of",
-    "columns_of",
-    "images_in_source",
-    "is_image_folder",
-    "open_source",
-    "refuse_missing",
-    "stamp_of",
-    "within",
-]
-
 
 class Question(NamedTuple):
     """What is asked beside IN: of each image of a folder, or alone."""

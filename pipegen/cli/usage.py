@@ -32,20 +32,6 @@ if TYPE_CHECKING:
     from pipegen.records.requests import GenerationRequest
     from pipegen.records.results import GenerationResult
 
-__all__ = [
-    "Load",
-    "images_of",
-    "load_of",
-    "open_route",
-    "open_routes",
-    "policy_of",
-    "reading",
-    "refuse",
-    "run_options",
-    "runs_here",
-    "shard_of",
-]
-
 
 class Load(NamedTuple):
     """What `pipegen generate` runs on: a backend as in a chat file, and its system message."""

@@ -47,7 +47,6 @@ from pipegen.report.verify import noise_of, verify
 if TYPE_CHECKING:
     from pipegen.cli.app_results import VerifyFlags
 
-__all__ = ["run_verify"]
 
 _SHOWN = 3
 """How many failed requests are shown."""

@@ -53,7 +53,6 @@ if TYPE_CHECKING:
 
     from pipegen.cli.app_results import ViewFlags
 
-__all__ = ["entry_of", "figure_of", "run_view"]
 
 _SIDE, _SIDE_WITH_BOXES = 480, 1200
 """The longest side of an image on the page, in pixels."""

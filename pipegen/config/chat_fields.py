@@ -18,8 +18,6 @@ from pipegen.config.generation import is_option
 from pipegen.records.fields import InvalidField
 from pipegen.records.frozen import freeze
 
-__all__ = ["VLLM_ALONE", "field_refusal", "never_passed_on", "with_fields"]
-
 VLLM_ALONE = ("guided_grammar", "guided_whitespace_pattern")
 """Old names of fields within vLLM's `structured_outputs`."""
 

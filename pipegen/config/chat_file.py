@@ -50,7 +50,6 @@ if TYPE_CHECKING:
     from pipegen.core.pipe import Pipe
     from pipegen.records.results import GenerationResult
 
-__all__ = ["Agent", "ChatConfig", "ChatUi", "chat_from", "read_chat", "with_system_message"]
 
 R = TypeVar("R")
 

@@ -21,7 +21,6 @@ from pipegen.records.fields import InvalidField
 if TYPE_CHECKING:
     import yaml
 
-__all__ = ["MAX_FILE_BYTES", "Place", "read_plain"]
 
 MAX_FILE_BYTES = 2**20
 """How long a file of options or of a chat may be."""

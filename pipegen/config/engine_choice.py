@@ -57,7 +57,6 @@ if TYPE_CHECKING:
     from pipegen.records.requests import GenerationRequest
     from pipegen.records.results import GenerationResult
 
-__all__ = ["BackendConfig", "backend_from"]
 
 _PORTS = {8000: "vllm", 30000: "sglang"}
 _SERVERS_OWN = frozenset(

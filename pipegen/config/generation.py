@@ -30,8 +30,6 @@ from pipegen.records.options import (
     options_from,
 )
 
-__all__ = ["is_option", "not_in_extra_body", "options_beside", "read_options"]
-
 
 def _chat_fields(dialect: str) -> tuple[str, ...]:
     """The fields of a chat server's requests that are options. What no chat server bars as pipegen

@@ -11,8 +11,6 @@ from pipegen.engines.settings import SETTINGS, fields_of
 from pipegen.records.engine_list import BACKENDS
 from pipegen.records.fields import Check, checks_of, help_of
 
-__all__ = ["KEYS", "SYSTEM_NAMES", "Key", "legacy_key_hint", "keys_of"]
-
 _TOOLS, _TEAM = "pipegen has no tools of its own", "pipegen asks each model once, by itself"
 _FOREIGN: Mapping[str, str] = {
     **dict.fromkeys(

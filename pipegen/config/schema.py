@@ -28,8 +28,6 @@ from pipegen.records.option_table import SERVER_NAMES
 from pipegen.records.options import GROUPS, GenerationOptions, StopOptions
 from pipegen.records.results import Finish, GenerationResult, TokenLogprob
 
-__all__ = ["lines_schema", "schema"]
-
 _NAMED: Mapping[str, Any] = {
     "type": {
         "enum": list(TYPES),

@@ -9,8 +9,6 @@ from typing import Any, Protocol, TypeAlias, TypeVar, runtime_checkable
 
 from pipegen.core.slots import Slot
 
-__all__ = ["AnyBackend", "Backend", "Session", "require_backend"]
-
 Asked_contra = TypeVar("Asked_contra", contravariant=True)
 Answer_co = TypeVar("Answer_co", covariant=True)
 

@@ -9,8 +9,6 @@ On the Python package index the name `pipegen` is another project's. This distri
 
 from __future__ import annotations
 
-__all__ = ["DISTRIBUTION", "SOURCE", "install_command", "install_hint", "version"]
-
 DISTRIBUTION = "pipegen-lm"
 SOURCE = "."
 """What pip installs from: a clone, until pipegen-lm is released. A release puts DISTRIBUTION here

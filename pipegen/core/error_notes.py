@@ -19,17 +19,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-__all__ = [
-    "EngineNote",
-    "StageNote",
-    "blamed",
-    "blamed_on",
-    "engine_of",
-    "named",
-    "note_of",
-    "raisable",
-]
-
 
 class StageNote(str):
     """The note: its text, and what the text is made of."""

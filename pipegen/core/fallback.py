@@ -18,8 +18,6 @@ from pipegen.core.pipe import EngineMap, Pipe, pipe_of, union
 from pipegen.core.slots import Slot
 from pipegen.core.steps import Branch, GoOn, Notes, sampled
 
-__all__ = ["When", "fallback", "warn_of"]
-
 A = TypeVar("A")
 B = TypeVar("B")
 

@@ -26,17 +26,6 @@ from returns.result import Failure, Result, Success
 
 from pipegen.core.errors import GenerationError
 
-__all__ = [
-    "EXHAUSTED",
-    "Raised",
-    "TokenizerFailed",
-    "attempt",
-    "guard",
-    "guard_result",
-    "call_tokenizer",
-    "report",
-]
-
 T = TypeVar("T")
 P = ParamSpec("P")
 E = TypeVar("E", bound=GenerationError)

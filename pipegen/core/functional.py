@@ -9,8 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TypeVar, cast
 
-__all__ = ["partition_all", "without_none"]
-
 T = TypeVar("T")
 K = TypeVar("K")
 V = TypeVar("V")

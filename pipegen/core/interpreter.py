@@ -51,7 +51,6 @@ from pipegen.core.steps import (
 if TYPE_CHECKING:
     from pipegen.core.pipe import AnyPipe
 
-__all__ = ["Advanced", "Place", "Row", "Shown", "advance", "guarded", "shown_text"]
 
 Place: TypeAlias = tuple[tuple[int, int], ...]
 """Where a row is: its turn and its place in the pipe, and in each pipe within it that it is in.

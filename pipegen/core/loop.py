@@ -11,8 +11,6 @@ from pipegen.core.pipe import Pipe, pipe_of
 from pipegen.core.slots import Slot
 from pipegen.core.steps import Branch, GoOn, Notes, sampled
 
-__all__ = ["loop"]
-
 A = TypeVar("A")
 B = TypeVar("B")
 

@@ -10,8 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-__all__ = ["CLOSE", "InvalidField", "folded", "misspelt", "nearest"]
-
 CLOSE = 0.85
 """How alike two names are where one is the other with a letter wrong, and not a name of its own."""
 

@@ -6,8 +6,6 @@ import os
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-__all__ = ["WORKERS", "parallel"]
-
 A = TypeVar("A")
 B = TypeVar("B")
 

@@ -21,8 +21,6 @@ from typing_extensions import TypeIs
 
 from pipegen.core.errors import GenerationError
 
-__all__ = ["Batch", "Slot", "Unread", "all_of", "is_ok", "live"]
-
 T = TypeVar("T")
 E = TypeVar("E")
 

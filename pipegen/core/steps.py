@@ -21,25 +21,6 @@ from pipegen.core.slots import Slot
 if TYPE_CHECKING:
     from pipegen.core.pipe import AnyPipe
 
-__all__ = [
-    "GoOn",
-    "FusedStages",
-    "Call",
-    "Closeable",
-    "Expand",
-    "Gather",
-    "Branch",
-    "Program",
-    "EngineMap",
-    "Stage",
-    "Step",
-    "Steps",
-    "EngineRequest",
-    "program",
-    "sampled",
-    "union",
-]
-
 
 RowFunction: TypeAlias = Callable[[Any], Slot[object]]
 """The function of a stage: it is called with records of its step's `takes` alone."""

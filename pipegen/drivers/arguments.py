@@ -35,24 +35,6 @@ from pipegen.records.options import (
 from pipegen.records.parse_request import Request, request_from, unreadable
 from pipegen.records.requests import GenerationRequest, ImagePolicy, RequestPolicy
 
-__all__ = [
-    "Options",
-    "admitted",
-    "check_run",
-    "check_settings",
-    "loaded",
-    "merged_into",
-    "pair",
-    "pairs",
-    "prepare_batch",
-    "prepare_batch_beside",
-    "record_of",
-    "require_iterable",
-    "slot_of_request",
-    "whole_number",
-    "with_option_words",
-]
-
 P = ParamSpec("P")
 T = TypeVar("T")
 

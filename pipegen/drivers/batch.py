@@ -25,8 +25,6 @@ from pipegen.drivers.naming import name_bug
 from pipegen.records.parse_request import Request
 from pipegen.records.requests import GenerationRequest, ImagePolicy, RequestPolicy
 
-__all__ = ["adrive", "arun", "run"]
-
 B = TypeVar("B")
 
 

@@ -74,7 +74,6 @@ from pipegen.records.requests import ImagePolicy
 if TYPE_CHECKING:
     import asyncio
 
-__all__ = ["HELD_BYTES", "REORDER", "Drive", "drive"]
 
 B = TypeVar("B")
 K = TypeVar("K")

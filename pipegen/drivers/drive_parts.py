@@ -35,23 +35,6 @@ from pipegen.records.results import Encoded, ResolvedRequest
 if TYPE_CHECKING:
     import asyncio
 
-__all__ = [
-    "IN_FLIGHT",
-    "Alarm",
-    "Drain",
-    "Input",
-    "KeptAnswers",
-    "NoRequest",
-    "OpenSession",
-    "OutputOrder",
-    "Prepared",
-    "ReadInput",
-    "Request",
-    "Sessions",
-    "Watcher",
-    "WholeBatch",
-    "in_order",
-]
 
 IN_FLIGHT = 64
 """Requests in flight for an engine that does not tell what keeps it full."""

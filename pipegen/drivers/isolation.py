@@ -22,8 +22,6 @@ from pipegen.core.slots import Batch, Slot, is_ok
 from pipegen.drivers.naming import request_words
 from pipegen.engines.extras import MissingExtra
 
-__all__ = ["error_of", "isolated"]
-
 
 def isolated(
     run: Callable[[Batch[Any]], Batch[Any]], batch: Sequence[Slot[Any]], bug: Exception

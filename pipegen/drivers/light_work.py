@@ -12,8 +12,6 @@ from pipegen.engines.model import reader_of
 from pipegen.records.messages import TextPart
 from pipegen.records.requests import GenerationRequest
 
-__all__ = ["FEW", "SHORT", "is_light"]
-
 FEW, SHORT = 8, 20_000
 """Requests, and characters or tokens of each, that are worked on within an event loop."""
 

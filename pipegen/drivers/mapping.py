@@ -31,8 +31,6 @@ from pipegen.records.frozen import plain_number
 from pipegen.records.parse_request import Request
 from pipegen.records.requests import GenerationRequest, ImagePolicy, RequestPolicy
 
-__all__ = ["aimap", "aimap_keyed", "imap", "imap_keyed"]
-
 B = TypeVar("B")
 K = TypeVar("K")
 T = TypeVar("T")

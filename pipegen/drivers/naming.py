@@ -12,8 +12,6 @@ from pipegen.records.frozen import printed
 from pipegen.records.messages import TextPart
 from pipegen.records.requests import GenerationRequest
 
-__all__ = ["name_bug", "request_words"]
-
 _BEGINNING = 60
 """Characters of a prompt that are shown."""
 

@@ -20,8 +20,6 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
-__all__ = ["methods_of", "says"]
-
 
 def methods_of(given: Any) -> list[Callable[..., Any]]:
     """The tools that an object of the user's is: itself, where it is a list; else its public methods

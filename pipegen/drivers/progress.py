@@ -20,8 +20,6 @@ from pipegen.drivers.drive_parts import IN_FLIGHT
 from pipegen.engines.protocol import Event, RowDone, TokensMade, answers_depend_on
 from pipegen.engines.session import answers, open_session
 
-__all__ = ["Progress", "watched"]
-
 P = TypeVar("P", bound=Pipe[Any, Any])
 
 

@@ -28,8 +28,6 @@ from pipegen.records.parse_request import Request
 from pipegen.records.requests import GenerationRequest
 from pipegen.records.results import GenerationResult, RoundsEnd
 
-__all__ = ["ended", "repeat"]
-
 
 def repeat(
     pipe: Pipe[GenerationRequest, GenerationResult],

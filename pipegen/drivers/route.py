@@ -35,8 +35,6 @@ from pipegen.stages.resolving import resolve
 from pipegen.stages.tokenizing import tokenize
 from pipegen.stages.trimming import trim
 
-__all__ = ["Route", "attach", "count_tokens", "route", "with_options"]
-
 P = TypeVar("P", bound=Pipe[Any, Any])
 
 

@@ -23,8 +23,6 @@ from pipegen.records.requests import GenerationRequest
 from pipegen.records.results import GenerationResult
 from pipegen.stages.gather_samples import EXPAND, GATHER
 
-__all__ = ["grid", "samples"]
-
 K = TypeVar("K")
 Point: TypeAlias = GenerationOptions | Mapping[str, Any]
 """One point of a grid."""

@@ -18,8 +18,6 @@ from typing import Any, NamedTuple, TypeAlias
 from pipegen.core.interpreter import Row
 from pipegen.core.slots import Slot
 
-__all__ = ["Scope", "Scoped", "Scopes"]
-
 Name: TypeAlias = tuple[Any, ...]
 
 

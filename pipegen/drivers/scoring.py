@@ -40,8 +40,6 @@ from pipegen.records.requests import GenerationRequest, ImagePolicy, RequestPoli
 from pipegen.records.scores import Chosen, Perplexity, Scored, TokenScores
 from pipegen.stages.joining import EmptyContext, first_token, join, resolve_scoring, scores_none
 
-__all__ = ["choose", "continued_by", "perplexity", "rolling", "score", "scoring"]
-
 
 def scoring(
     route: Route, *, empty_context: EmptyContext = "refuse"

@@ -34,8 +34,6 @@ from pipegen.records.parse_request import Request
 from pipegen.records.requests import GenerationRequest, ImagePolicy, RequestPolicy
 from pipegen.records.results import GenerationResult
 
-__all__ = ["Delta", "Done", "astream", "stream"]
-
 
 @record
 class Delta:

@@ -29,8 +29,6 @@ from pipegen.records.options import GenerationOptions
 from pipegen.records.requests import GenerationRequest, ScoringRequest
 from pipegen.records.results import Finish, GenerationResult
 
-__all__ = ["CONTENT", "Seen", "Telemetry", "telemetry_of"]
-
 LEFT = "Cancelled"
 """The error type of a request that was left before its end."""
 CONTENT = "OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT"

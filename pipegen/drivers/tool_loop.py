@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from asyncio import AbstractEventLoop, Event
     from concurrent.futures import Future
 
-__all__ = ["CALLERS_LOOP", "OwnLoop", "ToolCalls"]
 
 CALLERS_LOOP: ContextVar[AbstractEventLoop | None] = ContextVar("CALLERS_LOOP", default=None)
 """The event loop of an asynchronous caller whose rows are worked on in threads."""

@@ -31,15 +31,6 @@ from returns.result import Failure, Result, Success
 from pipegen.core.errors import StageFailed
 from pipegen.core.slots import Slot
 
-__all__ = [
-    "Content",
-    "content_of",
-    "is_error",
-    "text_of",
-    "with_image_bytes",
-    "with_images_apart",
-]
-
 Content: TypeAlias = str | list[dict[str, Any]]
 """The content of a message."""
 _DEEPEST = 64

@@ -17,8 +17,6 @@ import typing
 from collections.abc import Callable, Iterable, Mapping
 from typing import Annotated, Any, Literal, NotRequired, Required, Union
 
-__all__ = ["arguments_of", "schema_of", "with_whole_numbers"]
-
 _NAMES: Mapping[Any, str] = {
     str: "string",
     int: "integer",

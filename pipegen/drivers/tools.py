@@ -47,8 +47,6 @@ from pipegen.records.frozen import freeze, plain_number, thaw
 from pipegen.records.requests import GenerationRequest
 from pipegen.records.results import GenerationResult, ToolReplies
 
-__all__ = ["Tools", "tools"]
-
 _ENDS = (SystemExit, KeyboardInterrupt, GeneratorExit)
 """What ends a thread or a program, and is no error that a model could answer."""
 T = TypeVar("T")

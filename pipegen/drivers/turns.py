@@ -39,8 +39,6 @@ from pipegen.records.options import GenerationOptions
 from pipegen.records.requests import GenerationRequest
 from pipegen.records.results import Finish, GenerationResult, RoundsEnd, ToolReplies
 
-__all__ = ["next_request", "turns"]
-
 Reply: TypeAlias = str | Mapping[str, Any] | Message | Sequence[Mapping[str, Any] | Message] | None
 """What a step gives: what `result.then` takes, or None or nothing where the conversation is
 over.

@@ -18,8 +18,6 @@ from itertools import accumulate
 from pipegen.core.foreign_calls import call_tokenizer
 from pipegen.engines.tokenizer import Tokenizer
 
-__all__ = ["Detokenizer", "added", "ids_behind", "spell"]
-
 REPLACEMENT = "\ufffd"
 WINDOW = 8
 """Complete tokens that are decoded again as the context of a new one."""

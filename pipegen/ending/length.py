@@ -18,8 +18,6 @@ from pipegen.core.errors import PromptTooLong
 from pipegen.core.foreign_calls import call_tokenizer
 from pipegen.engines.tokenizer import Tokenizer
 
-__all__ = ["EXACT_BYTES", "PIECE", "check_length"]
-
 EXACT_BYTES = 2**20
 UNCOUNTED_BYTES = 16 * 2**20
 """The longest prompt, in bytes, for an engine whose token limit is unknown."""

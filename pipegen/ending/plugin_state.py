@@ -27,8 +27,6 @@ from pipegen.core.slots import is_ok
 from pipegen.engines.plugin import Plugin
 from pipegen.records.frozen import printed
 
-__all__ = ["Halt", "PluginStates", "ask_plugin", "not_fed"]
-
 T = TypeVar("T")
 
 

@@ -8,8 +8,6 @@ from collections.abc import Collection
 from pipegen.ending.detokenize import added
 from pipegen.engines.tokenizer import Tokenizer
 
-__all__ = ["StopSafeTokens", "stop_safe_tokens"]
-
 
 class StopSafeTokens:
     """The tokens seen so far that can complete no stop, whatever text came before, each with what

@@ -17,8 +17,6 @@ from collections import deque
 from collections.abc import Sequence
 from typing import NamedTuple, TypeAlias
 
-__all__ = ["Cut", "Scan", "StopScanner", "cut"]
-
 LONG = 32
 """A piece of more characters is hardly a token: it is searched for one stop after another, and what
 it does is not remembered."""

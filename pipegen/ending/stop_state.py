@@ -27,18 +27,6 @@ from pipegen.records.fields import record
 from pipegen.records.options import GenerationOptions, StopOptions
 from pipegen.records.results import Ending, Finish
 
-__all__ = [
-    "EndPlan",
-    "Stripper",
-    "TextFold",
-    "TokenFold",
-    "ending_ids",
-    "feed_each",
-    "not_ended",
-    "plan_of",
-    "text_offset",
-]
-
 NONE: Mapping[int, str] = {}
 UNRESOLVED = "the options take a value for everything: resolve(options) first"
 

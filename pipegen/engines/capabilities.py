@@ -18,8 +18,6 @@ from pipegen.records.engine_list import ENGINE_LIST, TOKEN_ENGINES
 from pipegen.records.fields import integer, record
 from pipegen.records.option_table import OPTIONS
 
-__all__ = ["ENGINES", "FEATURES", "Capabilities", "Capability", "missing"]
-
 Capability = str
 _FEATURES: Mapping[Capability, tuple[str, frozenset[str]]] = {
     "images": ("takes images", frozenset(ENGINE_LIST)),

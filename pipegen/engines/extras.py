@@ -6,8 +6,6 @@ import importlib.util
 
 from pipegen.core.distribution import install_hint
 
-__all__ = ["MissingExtra", "need"]
-
 
 class MissingExtra(ImportError):
     """A package that this engine needs is not installed; the message says what to install."""

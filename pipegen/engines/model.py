@@ -37,18 +37,6 @@ from pipegen.records.messages import ImageSource
 from pipegen.records.options import VlmPreprocessOptions
 from pipegen.records.results import PreparedImage
 
-__all__ = [
-    "Model",
-    "ModelReader",
-    "TokenModel",
-    "begin_run",
-    "end_run",
-    "on_model",
-    "read_model",
-    "reader_of",
-    "token_model",
-]
-
 A = TypeVar("A")
 B = TypeVar("B")
 

@@ -20,8 +20,6 @@ from pipegen.engines.tokenizer import Tokenizer
 from pipegen.records.fields import InvalidField, non_empty_string, record
 from pipegen.records.requests import GenerationRequest
 
-__all__ = ["Pluggable", "Plugin", "RowContext", "takes"]
-
 
 @record
 class RowContext:

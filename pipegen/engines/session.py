@@ -38,7 +38,6 @@ from pipegen.records.scores import ScoreInput
 if TYPE_CHECKING:
     from asyncio import AbstractEventLoop
 
-__all__ = ["ALL", "BatchSession", "answers", "open_session"]
 
 ALL = sys.maxsize
 """`side_by_side` of a session each step of which is a call of its own, with all rows that wait."""

@@ -44,27 +44,6 @@ from pipegen.records.fields import (
 )
 from pipegen.records.secret import Secret, revealed, secretive
 
-__all__ = [
-    "BESIDE",
-    "FALLBACK_WHEN",
-    "SETTINGS",
-    "Changes",
-    "ChatServerSettings",
-    "EngineSettings",
-    "FallbackSettings",
-    "HFSettings",
-    "ModelLoadConfig",
-    "ServerSettings",
-    "TokenServerSettings",
-    "VLLMSettings",
-    "changes_of",
-    "config_of",
-    "fields_of",
-    "nearest_setting",
-    "settings_of",
-    "that_change_answers",
-]
-
 PathOrName: TypeAlias = str | os.PathLike[str]
 _DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 _DTYPE = one_of("auto", *_DTYPES, *_DTYPES.values())

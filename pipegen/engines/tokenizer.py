@@ -7,8 +7,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Protocol, runtime_checkable
 
-__all__ = ["Renderer", "Tokenizer"]
-
 
 @runtime_checkable
 class Tokenizer(Protocol):

@@ -16,8 +16,6 @@ from typing import NamedTuple
 
 from pipegen.core.distribution import DISTRIBUTION
 
-__all__ = ["NOT_RUN", "Bounds", "bounds", "bounds_in", "is_newer", "minor", "requirements"]
-
 NOT_RUN: Mapping[str, tuple[int, int]] = {"torch": (2, 14), "vllm": (0, 33)}
 """Minor versions that are taken, and that the tests were not run on. vLLM 0.33 was read: it has no
 wheel for CPUs. It requires torch 2.14, which has none either.

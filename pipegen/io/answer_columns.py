@@ -23,15 +23,6 @@ from pipegen.records.results import Finish, GenerationResult, TokenLogprob
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = [
-    "CSV_COLUMNS",
-    "ERROR",
-    "Column",
-    "answer_columns",
-    "columns_of",
-    "error_cells",
-    "flat_cells",
-]
 
 _FLAT = [field for field in declared(GenerationResult) if field.row.column in ("answer", "usage")]
 ERROR = ("type", "message", "hint")

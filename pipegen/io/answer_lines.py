@@ -24,8 +24,6 @@ from pipegen.records.fields import unchecked_replace
 from pipegen.records.results import ChatOutput, Ending, ToolReplies
 from pipegen.stages import Raw
 
-__all__ = ["answer_from", "answer_to_plain"]
-
 _KINDS: Mapping[str, tuple[type[Any], str]] = {
     "tokens": (Raw, "encoded"),
     "text": (ChatOutput, "job"),

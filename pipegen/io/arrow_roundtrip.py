@@ -19,7 +19,6 @@ from pipegen.io.forms import TableError
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["OTHERWISE", "depends_on_values", "is_held", "written_kind"]
 
 OTHERWISE = "write .jsonl or .arrow, or leave the column out"
 

@@ -31,18 +31,6 @@ from pipegen.records.frozen import thaw
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = [
-    "LISTS_AS_TEXT",
-    "holds_lists",
-    "python_rows",
-    "python_values",
-    "row_values",
-    "stored_values",
-    "types_in",
-    "with_inner",
-    "without_extensions",
-]
-
 
 _OF_TOOLS = frozenset(
     ("tools", "parameters", "arguments", "json_schema", "tool_calls", "function_call")

@@ -20,8 +20,6 @@ from typing import Any, BinaryIO, NamedTuple, cast
 
 from pipegen.engines.extras import need
 
-__all__ = ["ARROW", "PARQUET", "Form", "TableError", "form_of", "open_bytes", "refuse_address"]
-
 PARQUET, ARROW = (".parquet", ".pq"), (".arrow", ".feather", ".ipc")
 _KINDS = {
     "": "lines",

@@ -17,8 +17,6 @@ from pipegen.core.slots import is_ok
 from pipegen.io.forms import TableError, form_of, open_bytes
 from pipegen.io.jsonl import MAX_LINE_BYTES, Line, lines_of, values_of_line
 
-__all__ = ["is_array", "items_of", "records_of"]
-
 _SPACE = b" \t\r\n"
 _MARK = re.compile(rb'["\[\]{},]')
 _STRING_MARK = re.compile(rb'["\\]')

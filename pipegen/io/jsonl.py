@@ -47,20 +47,6 @@ from pipegen.records.results import Finish, GenerationResult
 from pipegen.records.rollouts import Rollout
 from pipegen.records.scores import Scored
 
-__all__ = [
-    "MAX_LINE_BYTES",
-    "Line",
-    "LineId",
-    "Written",
-    "from_plain",
-    "lines_of",
-    "readable",
-    "request_from_row",
-    "to_plain",
-    "values_of_line",
-    "written_from",
-]
-
 T = TypeVar("T", GenerationResult, Scored, Rollout)
 LineId = str | int
 """The type of a line's `id`, which is returned unchanged."""

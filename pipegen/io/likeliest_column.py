@@ -20,7 +20,6 @@ from pipegen.records.results import TokenLogprob
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["likeliest_array", "likeliest_size", "likeliest_type"]
 
 Tokens = Sequence[TokenLogprob | None] | None
 

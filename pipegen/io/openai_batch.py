@@ -41,16 +41,6 @@ from pipegen.records.request_forms import refused
 from pipegen.records.requests import GenerationRequest
 from pipegen.records.results import Finish, GenerationResult, TokenLogprob
 
-__all__ = [
-    "CHAT",
-    "COMPLETIONS",
-    "ENDPOINTS",
-    "batch_line",
-    "error_of_batch",
-    "is_batch",
-    "request_from_batch",
-]
-
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 ENDPOINTS = (CHAT, COMPLETIONS)
 _RENAMED: Mapping[str, str] = {**SERVER_NAMES, "chat_template": "template"}

@@ -32,8 +32,6 @@ from pipegen.records.fields import InvalidField
 from pipegen.records.finish_words import Meaning, meaning_of, word_of
 from pipegen.records.results import GenerationResult
 
-__all__ = ["results_in", "slots_in"]
-
 
 def results_in(path: Path) -> Iterator[dict[str, Any]]:
     """The results of a file, in its order. Raises `TableError`, which names the file and the line,

@@ -18,8 +18,6 @@ from pipegen.records.rollouts import Rollout
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["rollouts_out"]
-
 
 def rollouts_out(
     stream: BinaryIO, schema: pa.Schema, columns: Columns, *, form: str

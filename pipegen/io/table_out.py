@@ -55,15 +55,6 @@ from pipegen.records.results import GenerationResult
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = [
-    "AnswerTable",
-    "TableOut",
-    "Write",
-    "array_of",
-    "arrow_out",
-    "csv_out",
-    "written_to",
-]
 
 GROUP_ROWS, GROUP_BYTES = 2000, 32 * 2**20
 """How many rows, and bytes (about), are written together."""

@@ -25,16 +25,6 @@ from pipegen.io.jsonl import values_of_line
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = [
-    "column_kinds",
-    "csv_cells",
-    "csv_count",
-    "csv_header",
-    "csv_rows",
-    "csv_values",
-    "line_values",
-    "schema_of_kinds",
-]
 
 _LONGEST_CELL = 256 * 2**20
 _INT64 = 2**63

@@ -19,8 +19,6 @@ from pipegen.core.pipe import Pipe
 from pipegen.core.steps import Branch, Call, Stage, Step
 from pipegen.drivers.tools import Tools
 
-__all__ = ["changed_code", "codes_of"]
-
 _OWN = "pipegen."
 _MOST = 10_000
 """Entries of a collection that is compared by value."""

@@ -33,8 +33,6 @@ from pipegen.records.next_turn import as_given
 from pipegen.records.requests import GenerationRequest
 from pipegen.records.results import GenerationResult, Turn
 
-__all__ = ["ReadRequest", "keep_row", "row_to_plain", "with_turn"]
-
 ReadRequest: TypeAlias = Callable[[], Slot[GenerationRequest]]
 """Reads the request of a row."""
 

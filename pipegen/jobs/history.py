@@ -32,8 +32,6 @@ from pipegen.jobs.row_keys import RULE, SHARED_MARK, Settings, in_keys, mark_of
 from pipegen.records import strict_json
 from pipegen.records.options import GenerationOptions, flat_values, options_from, resolve
 
-__all__ = ["Made", "changes", "made_before", "note_run", "settings_of"]
-
 _log = logging.getLogger("pipegen")
 _RUNS = 64
 """So many runs with different settings are remembered."""

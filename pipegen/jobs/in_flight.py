@@ -38,8 +38,6 @@ from pipegen.core.errors import BackendFailed, GenerationError
 from pipegen.jobs.journal import locked
 from pipegen.jobs.new_file import refused
 
-__all__ = ["DEATHS", "TRIES", "InFlight", "Waiting", "killed", "remove_left"]
-
 T = TypeVar("T")
 TRIES = 3
 """How many processes may die while a row is in flight alone, before it is given up."""

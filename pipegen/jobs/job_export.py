@@ -24,8 +24,6 @@ from pipegen.records.options import options_from
 from pipegen.records.parse_request import Request
 from pipegen.records.requests import ImagePolicy, RequestPolicy
 
-__all__ = ["finished_rows", "start_export"]
-
 K = TypeVar("K")
 
 

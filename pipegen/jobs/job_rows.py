@@ -33,19 +33,6 @@ from pipegen.records.parse_request import Request
 from pipegen.records.requests import GenerationRequest, ImagePolicy, RequestPolicy
 from pipegen.records.scores import Scored
 
-__all__ = [
-    "Again",
-    "Kept",
-    "Requests",
-    "Row",
-    "Unread",
-    "kept_slot",
-    "missing_rows",
-    "read_row",
-    "retry_of",
-    "rows_of",
-]
-
 K = TypeVar("K")
 T = TypeVar("T")
 Again: TypeAlias = Callable[[GenerationError], bool]

@@ -30,8 +30,6 @@ from pipegen.jobs.journal import STEPS, Journal
 from pipegen.jobs.row_keys import Settings, call_key, in_keys
 from pipegen.records import strict_json
 
-__all__ = ["Steps", "Turn"]
-
 K = TypeVar("K")
 
 

@@ -29,8 +29,6 @@ from pipegen.jobs.journal import Journal
 from pipegen.jobs.kept_steps import Turn
 from pipegen.records.requests import GenerationRequest
 
-__all__ = ["WAITING", "Turns"]
-
 K = TypeVar("K")
 WAITING, WAITING_BYTES = 4096, 256 * 2**20
 """Rows that may be taken and wait for their turn, and the bytes of their images."""

@@ -41,8 +41,6 @@ from typing import Any, BinaryIO, Self
 from pipegen.jobs.journal import locked
 from pipegen.jobs.new_file import JournalError, new_file
 
-__all__ = ["INPUT", "KEY_MAP", "KeyMap", "entry_of", "key_in", "number_in", "rows_in"]
-
 KEY_MAP, INPUT = "keys.map", "keys.input"
 _FORM = 2
 """The version of the file."""

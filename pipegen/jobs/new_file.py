@@ -11,16 +11,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
-__all__ = [
-    "TEMPORARY",
-    "JournalError",
-    "Replaced",
-    "new_file",
-    "refused",
-    "remove_stale",
-    "sync_folder",
-]
-
 TEMPORARY = ".pipegen-"
 """How the names of files begin that are being written; the machine's name and the process's number
 follow.

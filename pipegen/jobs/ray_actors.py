@@ -41,8 +41,6 @@ from pipegen.jobs.shards import numbers_of
 from pipegen.records.options import GenerationOptions
 from pipegen.records.requests import GenerationRequest, ImagePolicy
 
-__all__ = ["Actors", "Block", "NoReplica", "blocks_of", "connect", "itself"]
-
 Block = list[tuple[str, GenerationRequest]]
 """Rows that are handed over together, with their keys."""
 Placed = tuple[int | None, Block]

@@ -39,8 +39,6 @@ from pipegen.jobs.kept_steps import Steps, Turn
 from pipegen.jobs.runner import GRACE, require_job_folder
 from pipegen.records.requests import GenerationRequest, ImagePolicy, RequestPolicy
 
-__all__ = ["Replica"]
-
 FRUITLESS, UNTRIED = 20, 3
 """How many processes of one name may die in a row without a row that succeeded, after one that had
 answered a row, and where none had: it is the engine then that does not work.

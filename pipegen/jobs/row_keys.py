@@ -44,20 +44,6 @@ from pipegen.records.requests import GenerationRequest, RequestPolicy, ScoringRe
 from pipegen.records.results import GenerationResult
 from pipegen.stages import Encoded, ResolvedRequest
 
-__all__ = [
-    "MARK",
-    "RULE",
-    "SHARED_MARK",
-    "Settings",
-    "Counts",
-    "Keys",
-    "call_key",
-    "content_of",
-    "context_of",
-    "in_keys",
-    "mark_of",
-]
-
 _SHARED = ("engines", "pipeline", "plugins", "version")
 """The settings that are part of every key."""
 SHARED_MARK, MARK = 5, 12

@@ -51,8 +51,6 @@ from pipegen.records.requests import GenerationRequest, ImagePolicy, RequestPoli
 from pipegen.records.results import GenerationResult
 from pipegen.records.scores import Scored
 
-__all__ = ["GRACE", "Job", "begin_anew", "job", "job_keyed", "require_job_folder", "start_job"]
-
 K = TypeVar("K")
 T = TypeVar("T")
 Answer = TypeVar("Answer", GenerationResult, Scored)

@@ -29,8 +29,6 @@ from pipegen.records.requests import (
     VlmGenerationRequest,
 )
 
-__all__ = ["in_part", "numbers_of", "shard", "shard_keyed"]
-
 K = TypeVar("K")
 _TOGETHER = 32
 """Requests whose images are read side by side."""

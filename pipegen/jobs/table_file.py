@@ -24,7 +24,6 @@ from pipegen.records.rollouts import Rollout
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["write_table"]
 
 _LOOKED_AT = 1000
 """Rows whose values say what the columns hold, where no schema is given."""

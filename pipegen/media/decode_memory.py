@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from PIL import Image
 
-__all__ = ["DECODED_BYTES", "DECODING", "SIXTEEN_BITS", "MemoryGate", "decoded_bytes"]
 
 DECODED_BYTES = 512 * 2**20
 """Bytes of the images that are decoded at the same time. A larger image is decoded alone."""

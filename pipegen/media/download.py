@@ -32,7 +32,6 @@ from pipegen.records.messages import shown
 if TYPE_CHECKING:
     from pipegen.records.requests import ImagePolicy
 
-__all__ = ["MAX_REDIRECTS", "download", "is_public"]
 
 MAX_REDIRECTS = 5
 _CHUNK = 2**16

@@ -12,8 +12,6 @@ from __future__ import annotations
 import re
 from typing import Literal, NamedTuple
 
-__all__ = ["MOST_PARTS", "Counted", "family_of", "most_scans", "parts_of"]
-
 MOST_PARTS = 2**14
 """The most segments, chunks, blocks or tags of a file; usual files have some hundred."""
 USUAL_SCANS = 16

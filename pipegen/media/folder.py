@@ -7,8 +7,6 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-__all__ = ["SUFFIXES", "natural", "images_in"]
-
 SUFFIXES = frozenset(
     {
         *(".avif", ".bmp", ".gif", ".heic", ".heif", ".jfif"),

@@ -24,7 +24,6 @@ from pipegen.records.fields import boolean, integer, number, record
 if TYPE_CHECKING:
     from pipegen.records.options import VlmPreprocessOptions
 
-__all__ = ["VideoSpec", "choose_frames", "frame_spec", "most_frames"]
 
 _EPSILON = 1e-6
 """Seconds by which a frame's time may be rounded."""

@@ -6,8 +6,6 @@ import struct
 import zlib
 from collections.abc import Callable
 
-__all__ = ["png_of", "png_with"]
-
 
 def png_of(width: int, height: int, pixel: Callable[[int, int], bytes]) -> bytes:
     """A PNG whose pixel at each x and y has these three bytes: red, green, blue.

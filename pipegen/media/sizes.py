@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
     from pipegen.records.options import VlmPreprocessOptions
 
-__all__ = ["LARGEST_ASPECT_RATIO", "ImageSpec", "fit", "nearest_sides", "pixel_budget"]
 
 LARGEST_ASPECT_RATIO = 200
 """The longer side may be at most this many times the shorter one (a limit of the Qwen-VL

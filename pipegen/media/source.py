@@ -38,8 +38,6 @@ if TYPE_CHECKING:
     from pipegen.core.slots import Slot
     from pipegen.records.requests import GenerationRequest, ImagePolicy
 
-__all__ = ["SourceRejected", "bad_source", "load_sources", "sample_of"]
-
 
 _WHITESPACE = string.whitespace.encode()
 _PIECE = 2**16

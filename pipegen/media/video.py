@@ -38,7 +38,6 @@ from pipegen.records.results import PreparedImage
 if TYPE_CHECKING:
     from PIL import Image
 
-__all__ = ["FORMATS", "frames_of", "prepare_video"]
 
 FORMATS = ("mov", "mp4", "matroska", "webm", "avi", "flv", "mpegts", "mpeg", "ogg", "asf", "gif")
 """The containers that are read, in the names of FFmpeg's demuxers."""

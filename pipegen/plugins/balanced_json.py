@@ -12,8 +12,6 @@ from typing import NamedTuple
 from pipegen.engines.plugin import Plugin
 from pipegen.records.fields import InvalidField
 
-__all__ = ["ScanState", "balanced_json"]
-
 
 class ScanState(NamedTuple):
     """Where in its JSON a row is; of constant size."""

@@ -18,8 +18,6 @@ from typing import Any
 from pipegen.engines.plugin import Plugin, RowContext, takes
 from pipegen.records.fields import InvalidField
 
-__all__ = ["hf_hooks"]
-
 Hook = Callable[..., Any]
 
 

@@ -20,8 +20,6 @@ from typing import NamedTuple
 
 from immutabledict import immutabledict
 
-__all__ = ["ENDERS", "QUOTE", "Reading", "digest", "following", "needed", "read"]
-
 NUMBER = re.compile(r"(-?)(0|[1-9][0-9]*)(?:\.([0-9]+))?(?:[eE]([+-]?[0-9]{1,9}))?")
 LITERALS = ("true", "false", "null", "NaN", "Infinity", "-Infinity")
 ESCAPES = {"b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t"}

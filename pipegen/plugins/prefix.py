@@ -11,8 +11,6 @@ from collections.abc import Sequence
 from pipegen.engines.plugin import Plugin
 from pipegen.records.fields import InvalidField
 
-__all__ = ["strip_prefix"]
-
 
 def strip_prefix(markers: Sequence[str]) -> Plugin:
     r"""Remove the longest of the markers that the answer begins with, and the white space around

@@ -20,8 +20,6 @@ from pipegen.engines.tokenizer import Tokenizer
 from pipegen.plugins.json_reader import ENDERS, QUOTE, Reading, digest, following, needed, read
 from pipegen.records.fields import InvalidField
 
-__all__ = ["forbid_repeated_objects"]
-
 INCOMPLETE = "\ufffd"
 SHORT = 24
 CONTEXT = 8

@@ -12,8 +12,6 @@ from __future__ import annotations
 from pipegen.engines.plugin import Plugin
 from pipegen.records.fields import InvalidField
 
-__all__ = ["halt_on_repetition"]
-
 PLAIN = "0123456789+-.,:;|=_*#~/()[]{} \t\r\n"
 """Characters whose repetition is no loop: numbers in a list, rules, empty tables, white space."""
 

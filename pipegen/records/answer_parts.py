@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-__all__ = ["texts_of"]
-
 _THOUGHTS = ("thinking", "redacted_thinking", "reasoning")
 """The types of parts that hold what a model thought: Mistral's, Anthropic's and Databricks'. The
 words of one may be missing, or hidden.

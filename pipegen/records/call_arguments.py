@@ -19,8 +19,6 @@ from typing import Any
 
 from pipegen.records import strict_json
 
-__all__ = ["arguments_read", "arguments_written", "unread_arguments", "without_unread"]
-
 Message = dict[str, Any]
 Messages = Sequence[Message]
 

@@ -13,8 +13,6 @@ from __future__ import annotations
 from pipegen.records.fields import record
 from pipegen.records.option_groups import StructuredOptions
 
-__all__ = ["ArgumentsForm", "CallForm", "ValueForm"]
-
 
 @record
 class ValueForm:

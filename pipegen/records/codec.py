@@ -38,11 +38,6 @@ from pipegen.records.frozen import freeze
 from pipegen.records.messages import ImageSource, VideoSource
 from pipegen.records.options import GenerationOptions, flat_values, options_from
 
-__all__ = [
-    "Declared", "declared", "decode", "encode", "error_from", "error_to_plain",
-    "image_to_plain", "is_plain", "item_of", "options_to_plain", "without_null", "word_of",
-]  # fmt: skip
-
 T = TypeVar("T")
 _NULL = frozenset((NoneType,))
 _SURE = frozenset((int, str, bool)) | _NULL

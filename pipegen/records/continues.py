@@ -28,8 +28,6 @@ from pipegen.records.fields import (
 from pipegen.records.option_row import LogprobsOf
 from pipegen.records.rollouts import Grid, Rollout
 
-__all__ = ["Continues", "History", "continues_from", "text_crc32"]
-
 History = Literal["kept", "template"]
 """How earlier turns come into the prompt: by their ids, or rendered again."""
 _answer_ids = token_ids  # a field has this name

@@ -10,19 +10,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Literal, NamedTuple
 
-__all__ = [
-    "BACKENDS",
-    "DIALECTS",
-    "Dialect",
-    "ENGINE_LIST",
-    "EngineRow",
-    "IN_PROCESS",
-    "TOKEN_ENGINES",
-    "TYPES",
-    "shown",
-]
-
-
 Dialect = Literal["vllm", "sglang", "plain"]
 """Which fields a chat server takes: those of vLLM or of SGLang, or OpenAI's own alone."""
 

@@ -10,8 +10,6 @@ import re
 from collections.abc import Mapping
 from typing import Literal, TypeAlias
 
-__all__ = ["Meaning", "calls_tools", "meaning_of", "plain_word", "word_of"]
-
 Meaning: TypeAlias = Literal["stop", "length", "failed", "refused", "unknown"]
 """`stop` and `length` are ends of an answer. After the others there is none."""
 _MEANINGS: Mapping[Meaning, str] = {

@@ -22,19 +22,6 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from immutabledict import immutabledict
 
-__all__ = [
-    "NESTING",
-    "NOTHING",
-    "SHOWN",
-    "FrozenMapping",
-    "exact",
-    "freeze",
-    "plain_list",
-    "plain_number",
-    "printed",
-    "thaw",
-]
-
 T = TypeVar("T")
 NESTING = 64
 """How deep the lists and mappings of plain data may be nested."""

@@ -26,8 +26,6 @@ from pipegen.records.option_table import OPTIONS
 from pipegen.records.options import GenerationOptions, flat_values
 from pipegen.records.requests import GenerationRequest, RequestPolicy
 
-__all__ = ["allowed"]
-
 Amount: TypeAlias = tuple[str, str, int]
 """An amount that is limited: what it is, the policy's name for its limit (empty for `INTEGER`), and
 the amount.

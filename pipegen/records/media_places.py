@@ -26,8 +26,6 @@ from pipegen.records.messages import (
     VideoSource,
 )
 
-__all__ = ["TAGS", "filled", "place"]
-
 _KINDS: Mapping[type[ImagePart], str] = {ImagePart: "image", VideoPart: "video"}
 TAGS: Mapping[type[ImagePart], str] = {kind: f"<{name}>" for kind, name in _KINDS.items()}
 """The tag that marks the place of an image or a video in a text."""

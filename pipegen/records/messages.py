@@ -26,21 +26,6 @@ from pipegen.records import strict_json
 from pipegen.records.fields import InvalidField, mapping, nearest, number, record, tuple_of
 from pipegen.records.frozen import exact, freeze, plain_list, printed, thaw
 
-__all__ = [
-    "ROLES",
-    "ImagePart",
-    "ImageSource",
-    "Message",
-    "TextPart",
-    "VideoPart",
-    "VideoSource",
-    "array_advice",
-    "message_from",
-    "numbered",
-    "plain_messages",
-    "shown",
-]
-
 _SIZES = ("min_pixels", "max_pixels", "resized_height", "resized_width", "detail")
 """Keys of an image part that set its size in other programs."""
 _FRAMES = (*_SIZES, "total_pixels", "fps", "nframes", "min_frames", "max_frames", "num_frames")

@@ -47,7 +47,6 @@ from pipegen.records.rollouts import runs_of
 if TYPE_CHECKING:
     from pipegen.records.results import GenerationResult
 
-__all__ = ["as_given", "next_turn", "transcript_of"]
 
 Words = str | Mapping[str, Any] | Message | Sequence[Mapping[str, Any] | Message]
 

@@ -31,15 +31,6 @@ from pipegen.records.fields import (
 from pipegen.records.frozen import freeze
 from pipegen.records.option_row import EVERY, SERVED, VIDEOS, OptionRow
 
-__all__ = [
-    "GROUPS",
-    "ChatTemplateOptions",
-    "DecodeOptions",
-    "StopOptions",
-    "StructuredOptions",
-    "VlmPreprocessOptions",
-]
-
 
 @record
 class StopOptions:

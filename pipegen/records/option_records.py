@@ -35,8 +35,6 @@ from pipegen.records.option_groups import (
 )
 from pipegen.records.option_row import EVERY, SERVED, LogprobsOf, OptionRow
 
-__all__ = ["GenerationOptions"]
-
 
 def _allowed(value: object) -> object:
     ids = tuple_of(integer(low=0, high=2**31 - 1))(value)

@@ -10,8 +10,6 @@ from typing import Any, Literal, NamedTuple
 
 from pipegen.records.engine_list import ENGINE_LIST, TOKEN_ENGINES
 
-__all__ = ["EVERY", "LogprobsOf", "SERVED", "VIDEOS", "OptionRow", "Role"]
-
 EVERY = frozenset(ENGINE_LIST)
 SERVED = EVERY - {"openai_chat"}
 """Every engine but a chat server that knows OpenAI's fields alone."""

@@ -17,20 +17,6 @@ from pipegen.records.option_groups import GROUPS
 from pipegen.records.option_records import GenerationOptions
 from pipegen.records.option_row import OptionRow
 
-__all__ = [
-    "DEFAULTS",
-    "OPTIONS",
-    "OTHER_NAMES",
-    "SERVER_NAMES",
-    "OptionEntry",
-    "names_in",
-    "nearest_option",
-    "server_fields",
-    "unknown_hint",
-    "wire_fields",
-    "wire_names",
-]
-
 
 class OptionEntry(NamedTuple):
     """An option as the table has it, found by its flat name."""

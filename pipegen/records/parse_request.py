@@ -38,8 +38,6 @@ from pipegen.records.requests import (
 )
 from pipegen.records.table_nulls import without_table_nulls
 
-__all__ = ["Request", "carried", "request_from", "unreadable"]
-
 Request: TypeAlias = GenerationRequest | Mapping[str, Any] | Slot[GenerationRequest]
 """What the drivers accept: a record, plain data of the same shape (checked in its own slot), or a
 slot, which may have failed already.

@@ -29,21 +29,6 @@ from pipegen.records.messages import Message
 from pipegen.records.option_table import OPTIONS, OTHER_NAMES
 from pipegen.records.requests import MESSAGES
 
-__all__ = [
-    "FORMS",
-    "KEYS",
-    "REFUSED",
-    "RequestForm",
-    "as_messages",
-    "json_text",
-    "meant",
-    "metadata_of",
-    "read_keys",
-    "refused",
-    "refused_entry",
-    "without_final_answer",
-]
-
 
 class RequestForm(NamedTuple):
     """A form of requests: by which keys it is known, and what becomes of the others."""

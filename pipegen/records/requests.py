@@ -50,22 +50,6 @@ from pipegen.records.messages import (
 from pipegen.records.option_table import OTHER_NAMES
 from pipegen.records.options import GROUPS, GenerationOptions, option_names
 
-__all__ = [
-    "FIELDS",
-    "GenerationRequest",
-    "MESSAGES",
-    "ImagePolicy",
-    "RequestPolicy",
-    "ScoringRequest",
-    "TextGenerationRequest",
-    "VlmGenerationRequest",
-    "field_hint",
-    "holds_options",
-    "misplaced",
-    "unread_media",
-]
-
-
 MESSAGES = '[{"role": "user", "content": "..."}]'
 """The form of messages, for words about what has another one."""
 

@@ -27,11 +27,6 @@ from pipegen.records.options import GenerationOptions
 from pipegen.records.requests import GenerationRequest
 from pipegen.records.rollouts import Grid, Rollout, one_rollout, rollouts_of
 
-__all__ = [
-    "ChatOutput", "Decoded", "Encoded", "Finish", "GenerationResult", "ResolvedRequest", "PreparedImage", "Prompt",
-    "Raw", "RoundsEnd", "Thinking", "Thought", "ThoughtForm", "TokenLogprob", "ToolReplies", "Turn", "closest_choice", "margin_of",
-]  # fmt: skip
-
 RoundsEnd = Literal["done", "limit", "tokens", "unread", "cut"]
 """How the rounds of a loop ended."""
 Thinking = Literal["honoured", "unsupported"]

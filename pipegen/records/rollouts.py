@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from pipegen.records.requests import GenerationRequest
     from pipegen.records.results import GenerationResult
 
-__all__ = ["Grid", "Rollout", "Run", "one_rollout", "rollouts_of", "runs_of"]
 
 Grid = tuple[int, int, int]
 """Patches of one image: time, height, width."""

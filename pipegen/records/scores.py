@@ -22,8 +22,6 @@ from pipegen.records.fields import FieldRow, record, unchecked_replace
 from pipegen.records.results import Encoded, Thinking
 from pipegen.records.rollouts import Grid
 
-__all__ = ["Chosen", "ScoreInput", "Perplexity", "Scored", "TokenScores", "likely"]
-
 
 def likely(pairs: Iterable[tuple[int, float]]) -> tuple[tuple[int, float], ...]:
     """The tokens whose probability is not 0.

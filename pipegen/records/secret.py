@@ -20,8 +20,6 @@ from typing import Any
 from pipegen.records.fields import mapping, schema_of, with_schema
 from pipegen.records.frozen import SHOWN, FrozenMapping, freeze, thaw
 
-__all__ = ["Secret", "masked", "revealed", "secretive"]
-
 _WORDS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z0-9]+")
 _SECRET = frozenset(
     {

@@ -20,8 +20,6 @@ from typing import Any, NoReturn
 
 from pipegen.records.frozen import NESTING, thaw
 
-__all__ = ["NotStrict", "check_plain", "dump", "finite", "floats_hold", "load", "loaded", "plain"]
-
 _LINE_ENDS = {"\x7f": "\\u007f", "\x85": "\\u0085", "\u2028": "\\u2028", "\u2029": "\\u2029"}
 """Characters that some readers take for the end of a line, as JSON escapes (they occur only within
 strings).

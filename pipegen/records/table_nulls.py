@@ -21,8 +21,6 @@ from typing import Any
 
 from pipegen.records.frozen import freeze
 
-__all__ = ["without_table_nulls"]
-
 
 def without_table_nulls(fields: dict[str, Any]) -> dict[str, Any]:
     """The fields of a request without such nulls. One property that is null shows that the tools

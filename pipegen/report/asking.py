@@ -35,19 +35,6 @@ from pipegen.records.scores import Scored
 from pipegen.report.audit_row import SLACK, findings_in, ids_of, is_one_text
 from pipegen.report.verdict import Answer, Way, WrongKind
 
-__all__ = [
-    "Asked",
-    "Failed",
-    "Routes",
-    "Server",
-    "answers_of",
-    "ask",
-    "of_prompt",
-    "plain_requests",
-    "rendered_by",
-    "unswitched",
-]
-
 
 class Routes(NamedTuple):
     """The ways to a server, and what its answers are scored by."""

@@ -32,8 +32,6 @@ from pipegen.report.respelled import unspelled
 from pipegen.report.together import ScoredRow, wrong_together
 from pipegen.report.verdict import SPREAD, Limits, Measured, Precision, distances, limits_of, rms
 
-__all__ = ["Recorded", "RowVerdict", "verify_results"]
-
 WINDOW = 64
 """Rows that are scored together."""
 ROW_KINDS: Mapping[RowKind, str] = {

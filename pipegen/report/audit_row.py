@@ -36,17 +36,6 @@ from pipegen.records.engine_list import TOKEN_ENGINES
 from pipegen.records.options import GenerationOptions
 from pipegen.records.results import Finish, GenerationResult
 
-__all__ = [
-    "SLACK",
-    "FaultName",
-    "disobedience",
-    "findings_in",
-    "ids_of",
-    "is_one_text",
-    "kind_of",
-    "room_in",
-]
-
 SLACK = 8
 """A server may end an answer for its length so many tokens before its context is full."""
 NAMES_ENDS = TOKEN_ENGINES | {"vllm_chat"}

@@ -21,8 +21,6 @@ from pipegen.report.drawn import left_out, surely_left, unknown_options
 from pipegen.report.together import ScoredRow, likeliest_at
 from pipegen.report.verdict import Limits, other_prompt_in_words, rms
 
-__all__ = ["RowKind", "TokenJudge"]
-
 _LOOKED = 8
 """So many places of a row are looked at more closely."""
 _UNLIKELY = -12.0

@@ -14,8 +14,6 @@ from typing import Literal, NamedTuple
 
 from pipegen.records import strict_json
 
-__all__ = ["Box", "Scale", "boxes_in"]
-
 Scale = Literal["auto", "thousandths", "pixels", "fractions"]
 """What the numbers of a box are: thousandths of the image's sides, its pixels, or fractions of 1.
 `auto`: fractions where none is above 1, thousandths where none is above 1,000, else pixels."""

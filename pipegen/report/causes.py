@@ -33,18 +33,6 @@ from pipegen.report.verdict import (
     spread,
 )
 
-__all__ = [
-    "FEW",
-    "GOOD",
-    "OTHER_WEIGHTS",
-    "Case",
-    "IdsAfter",
-    "Rescored",
-    "Trials",
-    "cause_of",
-    "differs",
-]
-
 LOWER: dict[Precision, tuple[Precision, ...]] = {
     "float32": ("float16", "bfloat16"),
     "float16": ("bfloat16",),

@@ -45,8 +45,6 @@ from pipegen.report.verdict import (
     partings,
 )
 
-__all__ = ["judge", "one_each"]
-
 
 def judge(
     answers: Sequence[Answer],

@@ -27,17 +27,6 @@ from pipegen.core.slots import Slot, is_ok
 from pipegen.records.options import GenerationOptions, flat_values
 from pipegen.records.results import GenerationResult
 
-__all__ = [
-    "STAGES",
-    "Occurrences",
-    "Compared",
-    "Difference",
-    "common_prefix",
-    "compare",
-    "first_difference",
-    "summary",
-]
-
 WIDTH = 60
 """How many characters of a value are shown."""
 BEFORE = 30

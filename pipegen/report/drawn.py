@@ -15,17 +15,6 @@ from typing import NamedTuple
 
 from pipegen.records.options import GenerationOptions, in_effect
 
-__all__ = [
-    "IMPOSSIBLE",
-    "SURE",
-    "Draw",
-    "deviations",
-    "draw_of",
-    "left_out",
-    "surely_left",
-    "unknown_options",
-]
-
 SURE = 6.0
 """So many standard deviations from what is expected are no chance."""
 IMPOSSIBLE = -10.0

@@ -7,8 +7,6 @@ from dataclasses import dataclass, field
 
 from pipegen.core.errors import GenerationError
 
-__all__ = ["ErrorCounts"]
-
 
 @dataclass
 class ErrorCounts:

@@ -30,8 +30,6 @@ from pipegen.report.error_counts import ErrorCounts
 from pipegen.stages import Encoded
 from pipegen.stages.gather_samples import expand
 
-__all__ = ["BLOCK", "Estimate", "prepared"]
-
 BLOCK = 16
 """Tokens that are shared together: the block of vLLM's prefix cache."""
 LISTED = 1000

@@ -26,23 +26,6 @@ from pipegen import __version__
 from pipegen.report.boxes import Box
 from pipegen.report.diff import common_prefix
 
-__all__ = [
-    "MISSING",
-    "PAGE_ROWS",
-    "Entry",
-    "Exchange",
-    "Figure",
-    "Folded",
-    "Overview",
-    "card",
-    "counted",
-    "ending",
-    "marked",
-    "opening",
-    "printable",
-    "safe",
-]
-
 PAGE_ROWS = 2000
 """The most rows of one page."""
 _PAGE = Path(__file__).with_name("gallery.html")

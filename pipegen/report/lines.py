@@ -9,8 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-__all__ = ["Rows", "lines_of"]
-
 Rows = Sequence[tuple[str, str]]
 """The name of a value, or none, and the words of its line."""
 

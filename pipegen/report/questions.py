@@ -10,8 +10,6 @@ from collections.abc import Callable, Iterable, Iterator
 from pipegen.backends.checkpoint.boundaries import Boundary
 from pipegen.media.png import png_of
 
-__all__ = ["beyond", "long_prompt", "not_reached", "prompts", "with_images", "with_tools"]
-
 _QUESTIONS = (
     "List the months of the year.",
     "What is 2 + 3? Answer with the number alone.",

@@ -16,8 +16,6 @@ import json
 import unicodedata
 from collections.abc import Callable, Iterator
 
-__all__ = ["is_respelled", "unspelled"]
-
 _TYPOGRAPHIC = str.maketrans(
     {
         **dict.fromkeys("“”„‟«»〝〞＂″", '"'),

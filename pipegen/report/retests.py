@@ -29,7 +29,6 @@ from pipegen.report.verdict import Answer, Fault, Kind, faults_of, partings
 if TYPE_CHECKING:
     from pipegen.backends.servers.wire import WireRequest
 
-__all__ = ["Base", "FollowUps"]
 
 GREEDY, DRAWN = 8, 16
 """So many requests are asked again greedily, and with seeds."""

@@ -23,8 +23,6 @@ from pipegen.report.diff import common_prefix
 from pipegen.report.drawn import Draw, deviations, draw_of, unknown_options
 from pipegen.report.verdict import Limits
 
-__all__ = ["ScoredRow", "likeliest_at", "wrong_together"]
-
 _TOP = 20
 """The likeliest tokens that are asked for in such a place."""
 _PLACES = 600

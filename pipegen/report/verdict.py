@@ -18,30 +18,6 @@ from pipegen.records.codec import encode, error_to_plain
 from pipegen.records.fields import UNWRITTEN, record
 from pipegen.report.diff import common_prefix
 
-__all__ = [
-    "KINDS",
-    "MARGIN",
-    "SPREAD",
-    "Answer",
-    "Decode",
-    "Fault",
-    "Kind",
-    "Limits",
-    "Measured",
-    "Parting",
-    "Precision",
-    "Verdict",
-    "Way",
-    "WrongKind",
-    "distances",
-    "faults_of",
-    "limits_of",
-    "other_prompt_in_words",
-    "partings",
-    "rms",
-    "spread",
-]
-
 Precision = Literal["float32", "float16", "bfloat16"]
 Measured = tuple[tuple[int, ...], tuple[int, ...], tuple[float, ...], str | None]
 """What is scored in another precision: the ids of a prompt, those after it with their log

@@ -58,8 +58,6 @@ from pipegen.report.verdict import (
     spread,
 )
 
-__all__ = ["noise_of", "verify"]
-
 WINDOW = 64
 """Requests that are asked, and then scored, together."""
 MAX_NEW_TOKENS = 32

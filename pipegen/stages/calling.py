@@ -48,8 +48,6 @@ from pipegen.records.scores import ScoreInput, TokenScores
 from pipegen.stages.fitting import check_changed
 from pipegen.stages.multi_call import Asking, answer_in_parts, replayed
 
-__all__ = ["call"]
-
 A = TypeVar("A")
 B = TypeVar("B")
 

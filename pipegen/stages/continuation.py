@@ -46,14 +46,6 @@ from pipegen.template.untrusted import Marks
 if TYPE_CHECKING:
     from pipegen.stages.rendering import Rendered
 
-__all__ = [
-    "Before",
-    "Form",
-    "bridged",
-    "check_earlier_images",
-    "form_of",
-    "kept_turn",
-]
 
 _ids = token_ids  # a field has this name
 _SENTINELS = ("QZXJ7", "Qz one, two. Three")

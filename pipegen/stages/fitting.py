@@ -18,8 +18,6 @@ from pipegen.records.option_table import OPTIONS
 from pipegen.records.options import DEFAULTS, GenerationOptions, unset
 from pipegen.records.results import Encoded
 
-__all__ = ["check_changed", "check_fit", "check_ids", "fit", "remaining_tokens"]
-
 
 def fit(engine: TokenEngine) -> Pipe[Encoded, Encoded]:
     """The stage that refuses prompts which leave no room for an answer, or lowers `max_new_tokens`;

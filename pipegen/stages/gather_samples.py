@@ -18,8 +18,6 @@ from pipegen.core.steps import Expand, Gather
 from pipegen.records.requests import GenerationRequest
 from pipegen.records.results import GenerationResult
 
-__all__ = ["EXPAND", "GATHER", "derive_seed", "expand"]
-
 
 def derive_seed(seed: int, sample: int) -> int:
     """The seed of one sample: the first has the request's own, the others one hashed from it, so

@@ -50,8 +50,6 @@ from pipegen.stages.rendering import Rendered
 from pipegen.stages.resolving import check_support, resolve_row
 from pipegen.stages.tokenizing import tokenize_row
 
-__all__ = ["EmptyContext", "first_token", "join", "join_row", "resolve_scoring", "scores_none"]
-
 EmptyContext: TypeAlias = Literal["refuse", "bos"] | int
 """What the first token of an empty context is scored after: nothing (it is refused), the model's
 BOS (its end token where it has none), or that id.

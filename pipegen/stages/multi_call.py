@@ -53,8 +53,6 @@ from pipegen.records.scores import ScoreInput
 from pipegen.stages.ending import BY_ID, decode_row, with_texts
 from pipegen.stages.gather_samples import derive_seed
 
-__all__ = ["Asking", "answer_in_parts", "replayed"]
-
 T = TypeVar("T")
 Asks: TypeAlias = Generator[EngineRequest, Slot[Any], Slot[T]]
 """What a row wants, one thing after another. It is sent each answer, and returns a slot."""

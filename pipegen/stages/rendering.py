@@ -75,8 +75,6 @@ from pipegen.template.untrusted import (
 )
 from pipegen.template.unwritten import is_inert, unwritten_words
 
-__all__ = ["Rendered", "is_guarded", "is_guarded_prompt", "render", "render_row"]
-
 _OWN_VARIABLES = (
     "messages",
     "tools",

@@ -43,8 +43,6 @@ from pipegen.records.results import ResolvedRequest
 from pipegen.stages.gather_samples import EXPAND
 from pipegen.stages.rendering import is_guarded_prompt
 
-__all__ = ["check_support", "resolve", "resolve_row"]
-
 
 def resolve(engine: Engine) -> Pipe[GenerationRequest, ResolvedRequest]:
     """The stage that gives every option its value, and refuses what the engine does not take; see

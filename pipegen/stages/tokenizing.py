@@ -40,8 +40,6 @@ from pipegen.template.control_tokens import ControlTokens
 from pipegen.template.placeholders import Kind, Placeholders, kind_of
 from pipegen.template.untrusted import Marks
 
-__all__ = ["tokenize", "tokenize_row"]
-
 _SPACE = (
     "\t\n\v\f\r"
     " \x85\xa0\u1680\u2000\u2001\u2002\u2003\u2004\u2005\u2006\u2007\u2008\u2009\u200a\u2028\u2029\u202f\u205f\u3000"

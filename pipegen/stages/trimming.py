@@ -43,8 +43,6 @@ from pipegen.template.call_signs import what_cut
 from pipegen.template.call_syntax import loads, openai_call, writer_of
 from pipegen.template.probe import call
 
-__all__ = ["trim", "trim_row", "trimmed", "trimmers", "with_tool_calls"]
-
 
 def trimmed(text: str, options: GenerationOptions, plugins: Sequence[Plugin] = ()) -> Slot[str]:
     """The text of the result. A plugin whose trim raises, or gives back something other than text,

@@ -17,8 +17,6 @@ from pipegen.records.options import GenerationOptions
 from pipegen.records.results import Finish
 from pipegen.template.call_syntax import tool_of
 
-__all__ = ["looks_like_call", "unread_by_server", "what_cut"]
-
 _TAG = re.compile(r"<[^<>\s][^<>]*>|\[[A-Z_]{2,}\]")
 _OF_CALLS = re.compile(
     r"[<\[][^<>\[\]\n]{0,40}(tool|function)_?calls?[^<>\[\]\n]{0,40}[>\]]", re.IGNORECASE

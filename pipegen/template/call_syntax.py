@@ -26,32 +26,6 @@ from pipegen.records.options import ChatTemplateOptions
 from pipegen.template.probe import USER, JsonObject, assistant, between, call, tool
 from pipegen.template.template import Template, template_of
 
-__all__ = [
-    "ARGUMENTS",
-    "ID",
-    "NAME",
-    "THOUGHT",
-    "TOOLS",
-    "WORDS",
-    "Syntax",
-    "ThoughtIn",
-    "Writer",
-    "arguments_in",
-    "common_beginning",
-    "json_at",
-    "json_in",
-    "loads",
-    "named_call",
-    "openai_call",
-    "syntax_of",
-    "thought_before_call",
-    "thought_beside_call",
-    "thoughts_in",
-    "tool_of",
-    "writer_of",
-    "writers_of",
-]
-
 NAME, THOUGHT, WORDS = "zqone", "Qzthought", "Qzwords"
 ID = "zqid00001"
 _NEXT_NAME, _NEXT_ID = "zqtwo", "zqid00002"

@@ -23,8 +23,6 @@ from pipegen.core.slots import Slot, is_ok
 from pipegen.template.control_tokens import ControlTokens
 from pipegen.template.untrusted import Conversation, Marks, Rewrite, rewrite_foreign
 
-__all__ = ["ALLOW", "chosen_render", "hides_nothing", "is_structure", "marker"]
-
 ALLOW = 'change the content, or set control_tokens="allow"'
 _ENTRIES = re.compile(
     r"messages\[\d+\](\.tool_calls\[\d+\](\.function)?)?|template_kwargs\.documents\[\d+\]"

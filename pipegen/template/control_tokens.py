@@ -27,8 +27,6 @@ from pipegen.core.foreign_calls import call_tokenizer
 from pipegen.engines.tokenizer import Tokenizer
 from pipegen.records.fields import mapping, record
 
-__all__ = ["ControlTokens", "control_tokens"]
-
 _SHAPES = re.compile(
     r"<\|.*\|?>|<.*\|>|<｜.*｜>|\[\|.*\|\]|\[/?[@A-Za-z][^\s\[\]]*\]|</?(?:s|bos|eos|pad|unk|mask|cls|sep)>",
     re.DOTALL,

@@ -20,8 +20,6 @@ from pipegen.records.messages import ImageSource, VideoSource, numbered
 from pipegen.records.options import VlmPreprocessOptions
 from pipegen.records.results import PreparedImage, ResolvedRequest
 
-__all__ = ["Prepared", "image_tokens", "images_of", "prepare_images"]
-
 _Image: TypeAlias = tuple[ImageSource, VlmPreprocessOptions]
 Prepared: TypeAlias = Mapping[_Image, Slot[PreparedImage]]
 """Every image and video of a batch, once for each of the settings that are asked for."""

@@ -25,7 +25,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 if TYPE_CHECKING:
     from jinja2 import Environment, nodes
 
-__all__ = ["Compared", "compared_beyond", "compared_with"]
 
 _READERS = frozenset(
     (

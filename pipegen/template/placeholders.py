@@ -12,8 +12,6 @@ from typing import Literal, NamedTuple
 from pipegen.engines.tokenizer import Tokenizer
 from pipegen.records.results import PreparedImage
 
-__all__ = ["Kind", "Placeholders", "kind_of"]
-
 Kind = Literal["image", "video"]
 
 

@@ -11,18 +11,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, TypeAlias
 
-__all__ = [
-    "FIRST_ID",
-    "USER",
-    "JsonObject",
-    "assistant",
-    "between",
-    "call",
-    "numbered_id",
-    "result",
-    "tool",
-]
-
 JsonObject: TypeAlias = dict[str, Any]
 """A message, a call or a tool as plain data."""
 USER: JsonObject = {"role": "user", "content": "Hello there"}

@@ -24,24 +24,6 @@ from pipegen.records.frozen import NOTHING, FrozenMapping, freeze, thaw
 from pipegen.records.options import ChatTemplateOptions
 from pipegen.template.probe import JsonObject, assistant, call, result, tool
 
-__all__ = [
-    "BESIDE",
-    "PROBE",
-    "PromptFunction",
-    "Template",
-    "author",
-    "call_template",
-    "conversation",
-    "honours_thinking",
-    "plain_turn",
-    "probe_variables",
-    "probed_template",
-    "role_renders",
-    "shape_content",
-    "template_of",
-    "written_by",
-]
-
 PROBE, BESIDE = "probe text", "other words"
 _PARTS_SHOWN = ("'type': 'text'", '"type": "text"')
 """How a list of parts is rendered by a template that takes strings only."""

@@ -15,8 +15,6 @@ from pipegen.template.literals import compared_beyond
 from pipegen.template.template import Template, written_by
 from pipegen.template.template_source import composes, decoded_by, known_words
 
-__all__ = ["TemplateFacts", "template_facts"]
-
 
 class TemplateFacts(NamedTuple):
     """A template beside the control tokens that it may write."""

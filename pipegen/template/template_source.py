@@ -12,8 +12,6 @@ import itertools
 import re
 from collections.abc import Collection, Iterable
 
-__all__ = ["composes", "decoded_by", "known_words"]
-
 _FILLED = re.compile(r"%[-+ #0-9.]*[a-z]|%\(\w+\)[a-z]|\{[^{}]*\}")
 """The place of a value in a format string."""
 _PART_TAKEN = re.compile(r"\s*(?:\[|\.|\|(?!\s*(?:e|safe|string|trim)\b))")

@@ -47,8 +47,6 @@ from pipegen.template.call_syntax import (
 from pipegen.template.control_tokens import ControlTokens
 from pipegen.template.probe import USER, assistant
 
-__all__ = ["ThoughtTexts", "call_after_thought", "thinks_apart", "thought_form", "thought_texts"]
-
 
 class ThoughtTexts(NamedTuple):
     """What a template writes around a thought."""

@@ -30,17 +30,6 @@ from immutabledict import immutabledict
 
 from pipegen.records.fields import mapping, record
 
-__all__ = [
-    "OWN",
-    "Conversation",
-    "Marks",
-    "Rewrite",
-    "choose_marks",
-    "foreign_strings",
-    "rewrite_foreign",
-    "trusted_part",
-]
-
 OWN = frozenset({"system", "developer"})
 """The roles whose turns are the caller's own."""
 Rewrite = Callable[[str, str], str]

@@ -34,8 +34,6 @@ from pipegen.template.template import (
 )
 from pipegen.template.untrusted import Conversation
 
-__all__ = ["ignores_users", "is_inert", "unwritten_words"]
-
 
 class _Doubt(NamedTuple):
     """Words that a template seems to drop."""

@@ -18,17 +18,6 @@ from pipegen.backends.checkpoint.checkpoint import Checkpoint
 from pipegen.backends.checkpoint.load_errors import broken_file, header, stored_names
 from pipegen.backends.checkpoint.locate import cached
 
-__all__ = [
-    "BadAdapter",
-    "adapter_config",
-    "check_adapter",
-    "check_shapes",
-    "largest_rank",
-    "refuse_parts",
-    "tensors_of",
-    "weight_shapes",
-]
-
 _MAGNITUDE = ".lora_magnitude_vector"
 _SUFFIX = re.compile(r"\.(lora_\w+|base_layer)(\.default)?(\.weight|\.bias)?$")
 

@@ -24,8 +24,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["Boundary", "boundaries", "named_lengths"]
-
 _LENGTHS = ("attention_chunk_size", "floor_scale", "index_topk", "original_max_position_embeddings")
 """Settings that are lengths beside those with `window` in their names: chunked attention, the
 temperature of attention (Llama 4), sparse attention.

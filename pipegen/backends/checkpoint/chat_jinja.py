@@ -16,8 +16,6 @@ from typing import Any, NamedTuple
 
 from pipegen.backends.checkpoint.verdicts import keep, kept
 
-__all__ = ["RENDERING", "Rendering", "render", "rendering", "reserved_by"]
-
 RENDERING = ("transformers", "tokenizers", "jinja2")
 """The packages whose versions bear on what a template writes."""
 

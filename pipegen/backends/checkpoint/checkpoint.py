@@ -61,8 +61,6 @@ from pipegen.records.requests import ImagePolicy
 from pipegen.records.results import PreparedImage, Prompt
 from pipegen.template.unwritten import ignores_users
 
-__all__ = ["Checkpoint"]
-
 _WORDS = "What is it?"
 """A text that templates write as it is."""
 

@@ -23,8 +23,6 @@ from pipegen.records.messages import ImageSource
 from pipegen.records.options import VlmPreprocessOptions
 from pipegen.records.results import Encoded, PreparedImage, Raw
 
-__all__ = ["CheckpointEngine", "HasModelMetadata", "release"]
-
 
 class HasModelMetadata:
     """The part of a `TokenEngine` that it takes from its checkpoint: tokenizer, template and end

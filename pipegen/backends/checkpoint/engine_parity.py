@@ -22,8 +22,6 @@ from pipegen.records.requests import TextGenerationRequest
 from pipegen.records.results import Encoded, Prompt
 from pipegen.records.scores import ScoreInput, TokenScores
 
-__all__ = ["Differs", "compared", "differs_beyond", "in_words", "refused_beyond"]
-
 _TOLERANCE = 3e-4
 """The largest difference of log probabilities, in float32, between engines that compute the same.
 Seen were up to 5e-5.

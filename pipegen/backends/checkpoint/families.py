@@ -11,8 +11,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-__all__ = ["FAMILIES", "Family", "family_of"]
-
 
 class Family(NamedTuple):
     """One family. Without a row a family has the defaults."""

@@ -23,8 +23,6 @@ from typing import Any, BinaryIO, NamedTuple
 
 from pipegen.backends.checkpoint.verdicts import keep, kept
 
-__all__ = ["WEIGHTS", "header_of", "identity_of"]
-
 WEIGHTS = frozenset({".safetensors", ".bin", ".pt", ".pth", ".gguf"})
 """How names of files end that have weights."""
 _WHOLE = frozenset({".json", ".jinja", ".txt", ".model", ".tiktoken", ".py"})

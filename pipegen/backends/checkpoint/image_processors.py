@@ -25,23 +25,6 @@ from pipegen.media.image import as_pil
 from pipegen.media.sizes import ImageSpec
 from pipegen.records.results import PreparedImage
 
-__all__ = [
-    "CannotProcess",
-    "check_pixels",
-    "Expansions",
-    "IMAGE_MARKS",
-    "ImageInputs",
-    "expand",
-    "grid_only",
-    "load_processor",
-    "native_inputs",
-    "pixel_inputs",
-    "spec_from",
-    "spec_of_grid",
-    "translate_errors",
-]
-
-
 GRID_PROCESSORS = ("Qwen2VLImageProcessorPil", "Qwen2VLImageProcessor")
 """The processors that follow Qwen2-VL's rule of sizes (Qwen2-VL, 2.5-VL, 3-VL and what else uses
 them unchanged). Subclasses have rules of their own.

@@ -20,8 +20,6 @@ from pipegen.backends.checkpoint.tokenizers import HFRenderer, HFTokenizer
 from pipegen.engines.settings import ModelLoadConfig
 from pipegen.records.fields import mapping
 
-__all__ = ["CheckpointInMemory"]
-
 _SAMPLES = 64
 
 

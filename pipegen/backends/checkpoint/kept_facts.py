@@ -12,8 +12,6 @@ from pipegen.backends.checkpoint.verdicts import keep, kept
 from pipegen.core.foreign_calls import attempt
 from pipegen.core.slots import is_ok
 
-__all__ = ["KeptFacts"]
-
 T = TypeVar("T")
 _CHECK, _READ_BY = "facts", ("transformers", "torch", "torchvision", "pillow")
 """What facts are kept under, and the packages that they are read by."""

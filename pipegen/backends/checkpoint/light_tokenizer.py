@@ -21,8 +21,6 @@ from pipegen.backends.checkpoint.chat_jinja import RENDERING, render, rendering
 from pipegen.backends.checkpoint.tokenizer_file import parts, tokenizer_in
 from pipegen.backends.checkpoint.verdicts import keep, kept
 
-__all__ = ["LightTokenizer", "keep_recipe", "recipe_for", "recipe_of"]
-
 _CHECK, _PACKAGES = "tokenizer", (*RENDERING, "mistral-common", "sentencepiece", "tiktoken")
 """What recipes are kept under, and the packages by which transformers chooses a class."""
 _IDS = ("bos_token_id", "eos_token_id", "pad_token_id")

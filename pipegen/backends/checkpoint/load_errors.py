@@ -30,26 +30,6 @@ from pipegen.engines.settings import ModelLoadConfig
 from pipegen.records.fields import InvalidField
 from pipegen.records.frozen import printed
 
-__all__ = [
-    "Broken",
-    "adapter_digests_of",
-    "adapter_folders_of",
-    "broken_file",
-    "broken_in",
-    "dtype_of",
-    "engine_failed",
-    "header",
-    "load_failed",
-    "loading",
-    "require_weights",
-    "require_whole",
-    "short",
-    "stored_dtype",
-    "stored_names",
-    "weight_files",
-]
-
-
 _log = logging.getLogger("pipegen")
 _HINT = (
     "see that the model's name and settings are right and its files are whole; the log has the"

@@ -15,20 +15,6 @@ from pipegen.engines.settings import ModelLoadConfig
 from pipegen.records.fields import InvalidField
 from pipegen.records.frozen import printed
 
-__all__ = [
-    "EMBEDDED",
-    "NoSuchModel",
-    "cached",
-    "cached_json",
-    "adapters_of",
-    "check_adapters",
-    "folder_of",
-    "folder_of_adapter",
-    "has_weights",
-    "instead_of",
-    "locate",
-]
-
 EMBEDDED = "embedded"
 """The name of the model that ships with the library."""
 

@@ -20,8 +20,6 @@ from pipegen.core.errors import UnsupportedOption
 from pipegen.engines.capabilities import Capabilities
 from pipegen.records.results import Encoded
 
-__all__ = ["Positions", "other_factors", "positions_of"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Positions:

@@ -15,8 +15,6 @@ from typing import Any
 
 from pipegen.backends.checkpoint.boundaries import named_lengths
 
-__all__ = ["VOCABULARY", "CannotShrink", "shrunken", "write_shrunken"]
-
 VOCABULARY = 256
 BEYOND = 16
 """How many tokens a row goes on behind a boundary."""

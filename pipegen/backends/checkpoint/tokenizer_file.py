@@ -19,8 +19,6 @@ from typing import Any
 
 from pipegen.records.fields import InvalidField
 
-__all__ = ["parts", "parts_alone", "require_file_ids", "tokenizer_in"]
-
 PROBES = (
     *(
         "Hello world",

@@ -36,8 +36,6 @@ from pipegen.core.foreign_calls import attempt
 from pipegen.core.slots import is_ok
 from pipegen.template.probe import assistant, call, result, tool
 
-__all__ = ["HFRenderer", "HFTokenizer", "load_tokenizer"]
-
 _BLANK = " \t\n\v\f\r▁"
 
 

@@ -29,8 +29,6 @@ from typing import Any
 
 from pipegen.core.distribution import version
 
-__all__ = ["CannotCheck", "checks", "keep", "kept"]
-
 _LARGEST = 4096
 """No verdict has more bytes."""
 _ROOMS = ("checkpoint", "hf", "vllm")

@@ -30,15 +30,6 @@ from pipegen.engines.tokenizer import Tokenizer
 from pipegen.media.frames import VideoSpec
 from pipegen.records.results import PreparedImage
 
-__all__ = [
-    "as_array",
-    "expand_video",
-    "load_video_processor",
-    "metadata_of_video",
-    "video_inputs",
-    "video_spec_from",
-]
-
 _MODULES = {
     "Qwen2VLVideoProcessor": "transformers.models.qwen2_vl.video_processing_qwen2_vl",
     "Qwen3VLVideoProcessor": "transformers.models.qwen3_vl.video_processing_qwen3_vl",

@@ -28,8 +28,6 @@ from pipegen.records.results import PreparedImage
 if TYPE_CHECKING:
     from pipegen.backends.checkpoint.checkpoint import Checkpoint
 
-__all__ = ["Videos"]
-
 
 class Videos:
     """The facts about videos of one checkpoint, each read when it is first asked for, and kept."""

@@ -21,17 +21,6 @@ from transformers.masking_utils import causal_mask_function, sdpa_mask
 from pipegen.backends.hf.shared_columns import attend, shared_of
 from pipegen.records.fields import InvalidField
 
-__all__ = [
-    "NAME",
-    "fitting_attention",
-    "grouped_mask",
-    "grouped_sdpa",
-    "is_grouped",
-    "reads_shared",
-    "use_grouped",
-    "use_own",
-]
-
 NAME = "pipegen_grouped_sdpa"
 """What transformers calls it in `attn_implementation`."""
 

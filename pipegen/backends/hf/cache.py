@@ -30,32 +30,6 @@ from transformers.cache_utils import (
 
 from pipegen.backends.hf.shared_columns import Chain, Part, Run, SharedKeys, length_of
 
-__all__ = [
-    "GrowingLayer",
-    "chains_of",
-    "check_read",
-    "columns_of",
-    "cut",
-    "emptied",
-    "forked",
-    "growing",
-    "has_states",
-    "holds_columns",
-    "is_known",
-    "joined",
-    "max_cached_tokens",
-    "narrowed",
-    "put",
-    "sees_all",
-    "selected",
-    "size_of",
-    "token_bytes",
-    "tokens_shared",
-    "unshared",
-    "window_of",
-]
-
-
 _KNOWN = (
     DynamicLayer,
     DynamicSlidingWindowLayer,

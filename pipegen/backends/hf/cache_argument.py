@@ -15,8 +15,6 @@ import torch
 import transformers
 from transformers import Cache
 
-__all__ = ["KEPT", "UnknownCache", "cache_argument", "cache_of", "without_cache"]
-
 _CACHES = ("cache", "past_key_values", "cache_params")
 KEPT = (*_CACHES, "state", "mems", "past_buckets_states")
 """The arguments in which models keep what they have read: the caches of transformers, and what some

@@ -20,8 +20,6 @@ from pipegen.backends.hf.attention import NAME
 from pipegen.backends.hf.cache import GrowingLayer
 from pipegen.records.fields import InvalidField
 
-__all__ = ["CompileFailed", "Compiled", "StaticCacheView", "check_compilable"]
-
 
 class CompileFailed(Exception):
     """torch could not compile the steps."""

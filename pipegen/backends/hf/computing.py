@@ -50,8 +50,6 @@ from pipegen.records.results import Encoded
 from pipegen.records.scores import ScoreInput, TokenScores
 from pipegen.stages.fitting import check_ids
 
-__all__ = ["Computing", "HFSession"]
-
 T = TypeVar("T")
 
 _failed = functools.partial(engine_failed, "hf")

@@ -42,16 +42,6 @@ from pipegen.records.options import GenerationOptions, StopOptions, resolve
 from pipegen.records.requests import TextGenerationRequest
 from pipegen.records.results import Encoded, Prompt
 
-__all__ = [
-    "WAYS",
-    "Way",
-    "WrongSteps",
-    "check_first_steps",
-    "first_way",
-    "use_way",
-    "way_of",
-]
-
 _log = logging.getLogger("pipegen")
 
 

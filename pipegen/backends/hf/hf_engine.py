@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from pipegen.backends.hf.first_steps import Way
     from pipegen.backends.hf.scheduler import Work
 
-__all__ = ["HFEngine"]
 
 ROWS = 32
 """Sequences that run side by side by default."""

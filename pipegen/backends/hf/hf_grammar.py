@@ -28,8 +28,6 @@ from pipegen.core.slots import Slot, is_ok
 from pipegen.records.engine_list import shown
 from pipegen.records.options import GenerationOptions
 
-__all__ = ["Grammars", "RowGrammar", "constrain"]
-
 KEPT = 256
 """Compiled grammars that are kept for one model."""
 MANY = 16

@@ -28,8 +28,6 @@ from pipegen.engines.protocol import TokensMade
 from pipegen.engines.tokenizer import Tokenizer
 from pipegen.records.results import Encoded, Finish, TokenLogprob
 
-__all__ = ["SPARE", "HFRow", "group_size", "images_of", "pass_tokens"]
-
 T = TypeVar("T")
 
 SPARE = 64

@@ -26,8 +26,6 @@ from pipegen.records.options import GenerationOptions, in_effect
 from pipegen.records.results import TokenLogprob, margin_of
 from pipegen.records.scores import likely
 
-__all__ = ["Sampler", "draw", "narrow", "penalise"]
-
 NO_NUMBERS = "the model's logits are no finite numbers"
 Choice = tuple[int, TokenLogprob | None]
 """A token, with its logprob where its row asks for it."""

@@ -57,8 +57,6 @@ from pipegen.core.foreign_calls import attempt
 from pipegen.core.slots import Slot, is_ok
 from pipegen.records.scores import ScoreInput, TokenScores
 
-__all__ = ["LOGITS", "Scoring"]
-
 LOGITS = 64 * 2**20
 """Bytes of logits, in float32, that one pass may make."""
 PADDED = 48, 4096

@@ -7,8 +7,6 @@ from pipegen.engines.extras import need
 from pipegen.engines.settings import ModelLoadConfig
 from pipegen.records.fields import InvalidField
 
-__all__ = ["check_settings"]
-
 OWN = {
     **{
         name: name

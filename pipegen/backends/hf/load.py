@@ -35,18 +35,6 @@ from pipegen.core.errors import BackendFailed, CallFailed
 from pipegen.engines.settings import ModelLoadConfig
 from pipegen.records.secret import revealed
 
-__all__ = [
-    "PassFailed",
-    "Weights",
-    "advice",
-    "is_out_of_memory",
-    "load_model",
-    "pass_failed",
-    "pick_device",
-    "use_own_factors",
-]
-
-
 _hf: Any = transformers  # its own annotations are partial
 _LOADING = threading.Lock()
 """One model loads at a time: while transformers makes one it changes torch for the whole process,

@@ -19,8 +19,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-__all__ = ["MOST", "Lookup"]
-
 TOKENS = 2
 """How many tokens must have stood before, to guess what follows."""
 MOST = 16

@@ -22,9 +22,6 @@ from pipegen.records.messages import ImageSource
 from pipegen.records.options import VlmPreprocessOptions
 from pipegen.records.results import PreparedImage
 
-__all__ = ["Pixels", "Prepared"]
-
-
 T = TypeVar("T")
 
 

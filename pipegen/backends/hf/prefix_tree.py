@@ -16,8 +16,6 @@ import torch
 
 from pipegen.backends.hf.shared_columns import Part
 
-__all__ = ["Beginning", "Marked", "PrefixTree", "common"]
-
 Run = tuple[int, int]
 
 

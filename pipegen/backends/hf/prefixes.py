@@ -41,8 +41,6 @@ from pipegen.backends.hf.running_batch import (
 )
 from pipegen.backends.hf.shared_columns import Chain, length_of, shared_runs
 
-__all__ = ["LEAST", "Group", "Prefixes"]
-
 LEAST = 32
 """Tokens that a beginning, or a longer one beyond a shorter one, must have."""
 SAVED = 128

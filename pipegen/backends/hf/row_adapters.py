@@ -19,8 +19,6 @@ from torch import nn
 from pipegen.core.foreign_calls import attempt
 from pipegen.core.slots import is_ok
 
-__all__ = ["adapters_together", "inner_name", "join_adapters", "use_adapters"]
-
 _NAME = "pipegen_adapters"
 """The attribute of a model that says which adapters its rows have."""
 _PROBE = 2, 3

@@ -24,9 +24,6 @@ from pipegen.backends.hf.pixels import Pixels
 from pipegen.backends.hf.prefix_tree import Beginning
 from pipegen.backends.hf.shared_columns import Chain, length_of
 
-__all__ = ["RunningBatch", "StaticBatch", "batch_inputs", "image_inputs", "prefill", "read_behind"]
-
-
 Prefilled = tuple["RunningBatch | StaticBatch", torch.Tensor]
 
 

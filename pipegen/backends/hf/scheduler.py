@@ -69,8 +69,6 @@ from pipegen.backends.hf.running_batch import RunningBatch, StaticBatch
 from pipegen.backends.request_queue import Waiting
 from pipegen.ending.stop_state import feed_each
 
-__all__ = ["ModelTraits", "Schedule", "Work"]
-
 
 @dataclass(slots=True)
 class Work:

@@ -14,8 +14,6 @@ from pipegen.records.fields import unchecked_replace
 from pipegen.records.results import Encoded
 from pipegen.records.scores import ScoreInput, TokenScores, likely
 
-__all__ = ["Context", "Tail", "columns_of", "common_prefixes", "fed", "note"]
-
 
 @dataclass(slots=True, eq=False)
 class Tail:

@@ -16,8 +16,6 @@ from typing import NamedTuple
 
 import torch
 
-__all__ = ["Chain", "Part", "Run", "SharedKeys", "attend", "length_of", "shared_of", "shared_runs"]
-
 _SCORES = 64 * 2**20
 """Bytes of scores, in float32, that are made at a time where torch has no kernel that gives their
 log-sum-exp.

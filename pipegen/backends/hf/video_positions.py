@@ -15,8 +15,6 @@ import torch
 
 from pipegen.backends.checkpoint.families import family_of
 
-__all__ = ["correct_positions"]
-
 
 def correct_positions(model: Any) -> None:
     """Let the model count positions behind videos as it was trained."""

@@ -24,8 +24,6 @@ from urllib.parse import quote, quote_plus, urlsplit
 from pipegen.core.errors import GenerationError
 from pipegen.records.fields import InvalidField
 
-__all__ = ["Access", "access_to", "addresses_of"]
-
 PREFIX = 8
 """Characters at the beginning of a key that are masked without the rest."""
 _SECRET = re.compile(r"auth|key|token|secret|password|cookie|credential", re.IGNORECASE)

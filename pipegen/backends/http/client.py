@@ -14,18 +14,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from pipegen.backends.servers.wire import ServerRequest
 
-__all__ = [
-    "BASE",
-    "Broken",
-    "Client",
-    "Events",
-    "Opened",
-    "TooLong",
-    "Upload",
-    "most_bytes",
-    "most_bytes_of_stream",
-]
-
 
 BASE = 2**24
 """The bytes that any answer may have."""

@@ -12,8 +12,6 @@ from typing import Generic, TypeVar
 
 from pipegen.backends.http.rates import Limits, Rates, Turn, Wait
 
-__all__ = ["Block", "Deadlines", "Exhausted", "Gate", "Late", "Room"]
-
 S = TypeVar("S")
 
 DOWN = 8

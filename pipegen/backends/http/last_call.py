@@ -6,8 +6,6 @@ from collections.abc import Callable
 from operator import is_
 from typing import Generic, ParamSpec, TypeVar
 
-__all__ = ["LastCallCache"]
-
 P = ParamSpec("P")
 R = TypeVar("R")
 

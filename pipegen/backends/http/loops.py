@@ -11,8 +11,6 @@ import weakref
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
 from typing import Generic, TypeVar
 
-__all__ = ["LoopThread", "PerLoop"]
-
 T = TypeVar("T")
 
 

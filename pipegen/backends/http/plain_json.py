@@ -15,8 +15,6 @@ import functools
 import json
 from typing import Any
 
-__all__ = ["decoded", "encoded"]
-
 
 def encoded(value: object) -> bytes:
     """JSON in UTF-8, without spaces. Raises `ValueError` for NaN, infinity and half surrogate

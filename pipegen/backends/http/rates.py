@@ -23,8 +23,6 @@ from datetime import UTC, datetime
 from typing import NamedTuple, Protocol
 from weakref import WeakKeyDictionary
 
-__all__ = ["MINUTE", "Left", "Limits", "Rates", "Turn", "Wait", "left_in", "rates_of", "seconds_of"]
-
 MINUTE = 60.5
 """Seconds that a request counts: a minute, and half a second more, since not each takes the same
 time to the server.

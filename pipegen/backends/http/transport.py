@@ -57,8 +57,6 @@ from pipegen.core.errors import GenerationError, MalformedResponse, RateLimited,
 from pipegen.core.slots import is_ok
 from pipegen.engines.settings import ServerSettings
 
-__all__ = ["AttemptFailed", "HttpStatusError", "RowCall", "Transport", "body_of"]
-
 T = TypeVar("T")
 FIRST_WAIT, LONGEST_WAIT = 0.1, 10.0
 """Seconds between two attempts where the server does not say how long to wait: doubled each time,

@@ -19,8 +19,6 @@ from pipegen.core.errors import MalformedResponse
 from pipegen.records import strict_json
 from pipegen.records.frozen import freeze, thaw
 
-__all__ = ["CallPieces"]
-
 
 class CallPieces:
     """The calls of one answer: strings of arguments are joined, everything else comes once. Empty

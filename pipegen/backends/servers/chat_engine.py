@@ -55,8 +55,6 @@ from pipegen.records.results import (
 from pipegen.stages.trimming import trimmed, trimmers
 from pipegen.template.call_signs import unread_by_server, what_cut
 
-__all__ = ["ChatEngine", "ChatRow", "result_of"]
-
 UNSET = GenerationOptions()
 _CUT = (Finish.STOP_STRING, Finish.PLUGIN)
 LENGTHS = frozenset(other for other, name in OTHER_NAMES.items() if name == "max_new_tokens")

@@ -30,8 +30,6 @@ from pipegen.backends.servers.wire import Completion, ServerRequest
 from pipegen.core.slots import Slot, is_ok
 from pipegen.records.finish_words import word_of
 
-__all__ = ["pieces", "read_choice", "whole"]
-
 Read: TypeAlias = Callable[[Mapping[str, object]], Slot[Completion]]
 """Reads one choice."""
 NONE = Success(None)

@@ -20,8 +20,6 @@ from pipegen.engines.settings import ServerSettings
 from pipegen.records.engine_list import DIALECTS, Dialect
 from pipegen.records.secret import revealed
 
-__all__ = ["dialect_of", "find_dialect"]
-
 
 def dialect_of(models: object) -> Dialect:
     """The dialect of the server that lists these models.

@@ -15,8 +15,6 @@ from pipegen.drivers.route import Route
 from pipegen.records.parse_request import Request
 from pipegen.records.requests import ImagePolicy
 
-__all__ = ["wire_requests"]
-
 
 def wire_requests(
     route: Route,

@@ -28,8 +28,6 @@ from pipegen.core.names import CLOSE, nearest
 from pipegen.records.option_table import OPTIONS, server_fields
 from pipegen.records.options import GenerationOptions
 
-__all__ = ["OWN", "REMOVED", "check_extra_body", "schema_fields", "unknown_field", "unthought_form"]
-
 OWN = ("messages", "stream", "stream_options", "rid", "request_id", "input_ids")
 """Fields that pipegen sets itself, for each request another value."""
 OWN_FIELDS = ("messages", "n", "stream")

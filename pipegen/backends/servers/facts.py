@@ -15,8 +15,6 @@ from pipegen.backends.servers.extra_body import schema_fields
 from pipegen.backends.servers.reading import json_of
 from pipegen.backends.servers.wire import Facts, WireRequest
 
-__all__ = ["Directory", "models_of"]
-
 KEPT_SECONDS = 300.0
 """How long what was found out about a server is taken for true."""
 PAUSE_SECONDS = 2.0

@@ -15,8 +15,6 @@ from pipegen.backends.servers.wire import WireReply
 from pipegen.core.errors import BackendFailed, GenerationError, MalformedResponse, Refused
 from pipegen.records.finish_words import meaning_of, plain_word
 
-__all__ = ["ended_wrong", "error_within", "gives_up", "refuses"]
-
 _STATUSES: Mapping[int, str] = {
     400: (
         "bad_request bad_request_error badrequesterror invalid_request invalid_request_error"

@@ -32,7 +32,6 @@ from pipegen.records.engine_list import shown
 if TYPE_CHECKING:
     from asyncio import AbstractEventLoop
 
-__all__ = ["HttpEngine", "WholeRow"]
 
 A = TypeVar("A")
 R = TypeVar("R")

@@ -21,9 +21,6 @@ from pipegen.records.messages import ImagePart, Message, VideoSource, plain_mess
 from pipegen.records.requests import GenerationRequest, ImagePolicy
 from pipegen.records.results import PreparedImage, Prompt
 
-__all__ = ["data_url", "messages_of", "places"]
-
-
 KEPT_PIXELS = 2**19
 """Up to this size what is made of an image is kept for the other requests that hold it: 64 of them
 take some 128 MiB at most.

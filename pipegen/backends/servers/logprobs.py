@@ -23,19 +23,6 @@ from pipegen.core.slots import Slot, all_of
 from pipegen.records.results import TokenLogprob, margin_of
 from pipegen.records.scores import ScoreInput, TokenScores
 
-__all__ = [
-    "MARGIN",
-    "entries_in",
-    "entries_of_masks",
-    "entries_of_meta",
-    "logprob",
-    "logprobs_of",
-    "scores_in",
-    "scores_of_meta",
-    "scores_of_tables",
-    "token_scores",
-]
-
 MARGIN = 2
 """How many of the likeliest tokens are asked for at least: the margin between them tells near
 ties.

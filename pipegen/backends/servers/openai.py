@@ -39,8 +39,6 @@ from pipegen.records.frozen import freeze
 from pipegen.records.option_table import wire_fields
 from pipegen.records.options import ChatTemplateOptions, GenerationOptions
 
-__all__ = ["DIALECTS", "from_event", "from_wire", "too_long"]
-
 PATH = "/v1/chat/completions"
 
 

@@ -19,18 +19,6 @@ from pipegen.core.errors import InvalidRequest, MalformedResponse
 from pipegen.core.slots import Slot, is_ok
 from pipegen.records.frozen import NESTING
 
-__all__ = [
-    "alone",
-    "error_message",
-    "found",
-    "ids_of",
-    "json_of",
-    "malformed",
-    "merged",
-    "refused_ids",
-    "usage_of",
-]
-
 _MANY = 2**53
 """A number of tokens is smaller than this; what is not is not taken for one."""
 

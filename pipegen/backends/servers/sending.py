@@ -70,8 +70,6 @@ from pipegen.engines.settings import ServerSettings
 from pipegen.records.frozen import NOTHING
 from pipegen.records.secret import revealed
 
-__all__ = ["Asked", "Make", "Sender"]
-
 A = TypeVar("A")
 R = TypeVar("R")
 R_co = TypeVar("R_co", covariant=True)

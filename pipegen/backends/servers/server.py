@@ -46,8 +46,6 @@ from pipegen.records.results import Encoded, PreparedImage, Prompt, Raw
 from pipegen.records.scores import ScoreInput, TokenScores
 from pipegen.stages.fitting import check_fit
 
-__all__ = ["ServerEngine", "ServerRow"]
-
 SPARE = 16
 """Tokens by which a server may keep its rows shorter than the limit that it names."""
 SAME = "see that the server runs the same checkpoint, with the same limits on images"

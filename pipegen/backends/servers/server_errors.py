@@ -18,8 +18,6 @@ from pipegen.core.errors import (
     Timeout,
 )
 
-__all__ = ["AGAIN", "BUSY", "classified", "lengths_in", "retry_after", "unreachable"]
-
 BUSY = frozenset({429, 503, 529})
 """The statuses of a server that has no room just now. 529 is Anthropic's."""
 AGAIN = BUSY | {502, 504, *range(520, 525)}

@@ -39,8 +39,6 @@ from pipegen.records.fields import unchecked_replace
 from pipegen.records.option_table import wire_fields
 from pipegen.records.options import GenerationOptions
 
-__all__ = ["SGLANG", "from_event", "from_wire", "sampling_params", "to_wire", "too_long"]
-
 LEAST_TEMPERATURE = 1e-6
 """Below this SGLang decodes greedily."""
 MOST_STOPS = 32

@@ -41,9 +41,6 @@ from pipegen.records.engine_list import shown
 from pipegen.records.option_table import wire_fields
 from pipegen.records.options import GenerationOptions, in_effect
 
-__all__ = ["RENDER", "VLLM", "from_event", "from_wire", "sampling_params", "to_wire", "too_long"]
-
-
 GENERATE, COMPLETIONS = "/inference/v1/generate", "/v1/completions"
 LEAST_TEMPERATURE = 0.01
 """vLLM raises a temperature above 0 to at least this, with a warning only."""

@@ -23,17 +23,6 @@ from pipegen.records.frozen import NOTHING
 from pipegen.records.options import GenerationOptions
 from pipegen.records.results import PreparedImage, TokenLogprob
 
-__all__ = [
-    "Completion",
-    "Facts",
-    "ServerRequest",
-    "Wire",
-    "WireReply",
-    "WireRequest",
-    "skips_special",
-]
-
-
 Scores: TypeAlias = tuple[tuple[float, tuple[int, float], tuple[tuple[int, float], ...]], ...]
 """Of each scored token its log probability, the likeliest token there with its own, and as many of
 the likeliest as were asked for.

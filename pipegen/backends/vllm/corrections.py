@@ -19,8 +19,6 @@ from typing import Any
 
 from pipegen.backends.checkpoint.families import family_of
 
-__all__ = ["corrections", "with_corrections"]
-
 _LONGER_SINCE = (0, 29)
 """From this version on vLLM makes the windows of some families one token longer."""
 _SCALE_SINCE = (0, 30)

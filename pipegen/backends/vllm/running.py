@@ -55,8 +55,6 @@ from pipegen.core.foreign_calls import Raised, guard, report
 from pipegen.core.slots import is_ok
 from pipegen.engines.settings import ModelLoadConfig
 
-__all__ = ["Core", "Running"]
-
 
 class Running(SharedSteps[Any]):
     """A started engine. Its methods may be called from several threads."""

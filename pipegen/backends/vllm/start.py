@@ -31,29 +31,6 @@ from pipegen.engines.settings import ModelLoadConfig, settings_of
 from pipegen.records.fields import InvalidField, UnknownField, nearest
 from pipegen.records.secret import revealed
 
-__all__ = [
-    "HIGHEST",
-    "LOWEST",
-    "adapter_arguments",
-    "adapter_slots",
-    "argument_names",
-    "check_adapter_settings",
-    "check_arguments",
-    "check_files",
-    "check_version",
-    "deaths",
-    "engine_arguments",
-    "image_limit",
-    "installed_version",
-    "leaves_out_times",
-    "refusals",
-    "starting",
-    "takes_grammars",
-    "unscored",
-    "use_batch_invariance",
-]
-
-
 LOWEST, HIGHEST = (0, 27), (0, 33)
 """The lowest and the newest vLLM that is taken, with what lies between them. The tests of the real
 engine were run on the lowest and on 0.32; 0.33 was read.

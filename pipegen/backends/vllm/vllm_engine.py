@@ -61,7 +61,6 @@ from pipegen.stages.fitting import check_fit
 if TYPE_CHECKING:
     from asyncio import AbstractEventLoop
 
-__all__ = ["VLLMEngine"]
 
 MODE = "start it with engine_kwargs={'logprobs_mode': 'processed_logprobs'}"
 """What to do where vLLM gives the model's own log probabilities."""

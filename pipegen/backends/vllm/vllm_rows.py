@@ -25,8 +25,6 @@ from pipegen.media.image import as_pil
 from pipegen.records.results import Encoded, Finish, Prompt, Raw
 from pipegen.records.scores import ScoreInput, TokenScores
 
-__all__ = ["VLLMRow", "differs", "scores_of", "vllm_prompt"]
-
 
 def vllm_prompt(prompt: Prompt, *, resized: bool) -> dict[str, Any]:
     """The prompt as vLLM takes it: token ids with one placeholder for each image and video (vLLM

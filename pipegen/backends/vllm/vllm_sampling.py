@@ -19,16 +19,6 @@ from pipegen.records.options import GenerationOptions
 from pipegen.records.results import TokenLogprob, margin_of
 from pipegen.records.scores import likely
 
-__all__ = [
-    "LOGPROBS_OF",
-    "fewer",
-    "logprob_of",
-    "sampling_params",
-    "scoring_params",
-    "too_many",
-    "unsupported",
-]
-
 MOST_SPELLINGS, MOST_SPELLED = 128, 1024
 """The sequences of tokens that vLLM bars in a row, and the tokens of all of them, unless
 `VLLM_MAX_NUM_BAD_WORDS` and `VLLM_MAX_BAD_WORDS_TOTAL_TOKENS` say otherwise.
