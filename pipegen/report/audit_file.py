@@ -28,6 +28,7 @@ from pipegen.records.scores import Scored
 from pipegen.report.asking import of_prompt, unswitched
 from pipegen.report.audit_row import disobedience, ids_of, kind_of, room_in
 from pipegen.report.audit_tokens import RowKind, TokenJudge
+from pipegen.report.diff import UNKNOWN
 from pipegen.report.respelled import unspelled
 from pipegen.report.together import ScoredRow, wrong_together
 from pipegen.report.verdict import SPREAD, Limits, Measured, Precision, distances, limits_of, rms
@@ -244,7 +245,7 @@ class _Audit(NamedTuple):
         result, engine, slot = row.result, self.reference.engine, self.requests(row.request)
         size = engine.tokenizer.vocab_size
         strange = [token_id for token_id in result.token_ids if token_id >= size]
-        silent = result.options == GenerationOptions()
+        silent = result.options == UNKNOWN
         if strange and not silent:
             reason = f"it has the id {strange[0]}, and the model has {size} ids"
             return RowVerdict(id=row.id, verdict="unknown", evidence=reason)
@@ -319,7 +320,8 @@ def _samples(name: str, slot: Slot[GenerationResult]) -> list[_Row | RowVerdict]
     if len(result.samples) < 2:
         return [_Row(name, name, result)]
     count = answer_check.Answer(choices=len(result.completions))
-    for finding in answer_check.check_answer(count, result.options):
+    known = result.options != UNKNOWN
+    for finding in answer_check.check_answer(count, result.options) if known else ():
         return [RowVerdict(id=name, verdict=kind_of(finding.kind), evidence=finding.words)]
     return [
         _Row(
@@ -333,9 +335,8 @@ def _samples(name: str, slot: Slot[GenerationResult]) -> list[_Row | RowVerdict]
 
 def _options_of(sample: GenerationResult, result: GenerationResult) -> GenerationOptions:
     """What a sample was made with; a table has only what all samples of a request were made with."""
-    unknown = GenerationOptions()
-    options = result.options if sample.options == unknown else sample.options
-    return options if options == unknown else dataclasses.replace(options, samples=1)
+    options = result.options if sample.options == UNKNOWN else sample.options
+    return options if options == UNKNOWN else dataclasses.replace(options, samples=1)
 
 
 def _rendered(

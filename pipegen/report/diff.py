@@ -127,12 +127,12 @@ def _values(first: object, second: object) -> tuple[str, str] | None:
     return None if first == second else (repr(first)[:WIDTH], repr(second)[:WIDTH])
 
 
-_UNKNOWN = GenerationOptions()
+UNKNOWN = GenerationOptions()
 """The options of a result whose file tells none, as one of brief lines or of a batch."""
 
 
 def _options(first: GenerationResult, second: GenerationResult) -> tuple[str, str] | None:
-    if _UNKNOWN in (first.options, second.options):
+    if UNKNOWN in (first.options, second.options):
         return None
     left, right = flat_values(first.options), flat_values(second.options)
     name = next((name for name in left if left[name] != right[name]), None)
@@ -144,7 +144,7 @@ def _options(first: GenerationResult, second: GenerationResult) -> tuple[str, st
 
 
 def _raw_texts(first: GenerationResult, second: GenerationResult) -> tuple[str, str] | None:
-    if _UNKNOWN in (first.options, second.options):
+    if UNKNOWN in (first.options, second.options):
         return None
     return _texts(first.raw_text, second.raw_text)
 
@@ -152,7 +152,7 @@ def _raw_texts(first: GenerationResult, second: GenerationResult) -> tuple[str, 
 def _endings(first: GenerationResult, second: GenerationResult) -> tuple[str, str] | None:
     """Counts and stops are compared where both sides have them."""
     counted = first.prompt_tokens and second.prompt_tokens
-    stops = None not in (first.stop, second.stop) or _UNKNOWN not in (first.options, second.options)
+    stops = None not in (first.stop, second.stop) or UNKNOWN not in (first.options, second.options)
     left, right = (
         (result.finish.value, result.stop if stops else None)
         + ((result.prompt_tokens, result.completion_tokens) if counted else ())

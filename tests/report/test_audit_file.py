@@ -419,6 +419,20 @@ def test_right_rows_of_a_file_obey_their_requests(
     assert not found.whole
 
 
+def test_samples_of_a_file_without_options_are_not_taken_for_greedy(
+    embedded: pg.Route, tmp_path: Path
+) -> None:
+    def silent(result: pg.GenerationResult) -> pg.GenerationResult:
+        samples = [
+            dataclasses.replace(one, options=pg.GenerationOptions()) for one in result.samples
+        ]
+        return dataclasses.replace(result, options=pg.GenerationOptions(), samples=tuple(samples))
+
+    rows = results(embedded, temperature=1.0, seed=3, samples=3)
+    file = written([(name, slot.map(silent)) for name, slot in rows], tmp_path / "rows.jsonl")
+    assert {*judged(file, embedded).counts} == {"not judged"}
+
+
 def shortened(result: pg.GenerationResult) -> pg.GenerationResult:
     """Cut after three tokens, as a server does that has another limit than was asked."""
     text = result.raw_text[:3]
