@@ -89,7 +89,7 @@ INNER_NAMES = {
         "schema_of taken_instead unchecked_replace"
     ),
     "records.finish_words": "Meaning meaning_of word_of",
-    "records.frozen": "freeze thaw",
+    "records.frozen": "freeze plain_number thaw",
     "records.messages": "message_from plain_messages shown",
     "records.next_turn": "as_given",
     "records.option_table": "OPTIONS OTHER_NAMES SERVER_NAMES names_in server_fields wire_names",

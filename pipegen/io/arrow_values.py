@@ -16,17 +16,17 @@ Rows have what a value says, where Arrow stores it in another form:
 
 from __future__ import annotations
 
-import contextlib
 import datetime as dt
 import functools
 import json
 from collections.abc import Callable, Collection, Iterator, Mapping
 from numbers import Integral, Number
+from types import NoneType
 from typing import TYPE_CHECKING, Any
 
 from pipegen.io.jsonl import readable
 from pipegen.records import strict_json
-from pipegen.records.frozen import thaw
+from pipegen.records.frozen import plain_number, thaw
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -54,7 +54,10 @@ def python_rows(
 
 
 def _changed(values: list[Any], change: Change | None) -> list[Any]:
-    if change is None:
+    if change is None or (
+        change is _whole  # which changes nothing; types are looked at much faster than values
+        and all(issubclass(kind, (Integral, NoneType)) for kind in {*map(type, values)})
+    ):
         return values
     return [None if value is None else change(value) for value in values]
 
@@ -214,8 +217,8 @@ def _storing(field: pa.Field) -> Change | None:
         period = _periods(field)
         return None if period is None else lambda text: getattr(period(text), "ordinal", text)
     if pa.types.is_map(kind):
-        item = _storing(kind.item_field)
-        return None if item is None else functools.partial(_in_map, item)
+        sides = [_storing(kind.key_field), _storing(kind.item_field)]
+        return functools.partial(_in_map, sides) if any(sides) else None
     if pa.types.is_dictionary(kind) or pa.types.is_run_end_encoded(kind):
         return _storing(field.with_type(kind.value_type))
     if pa.types.is_integer(kind) or _is_time(kind):
@@ -224,23 +227,23 @@ def _storing(field: pa.Field) -> Change | None:
 
 
 def _whole(value: Any) -> Any:
-    if isinstance(value, Number) and not isinstance(value, Integral):
-        with contextlib.suppress(ValueError, OverflowError, TypeError):
-            if int(value) == value:  # type: ignore[call-overload]  # no number has it declared
-                return value
-        raise ValueError(f"{value!r:.80} is no whole number")
-    return value
+    number = plain_number(value)
+    if not isinstance(number, Number) or isinstance(number, Integral) or number % 1 == 0:  # type: ignore[operator]  # no number has it declared
+        return value
+    raise ValueError(f"{value!r:.80} is no whole number")
 
 
-def _in_map(item: Change, value: Any) -> Any:
+def _in_map(sides: list[Change | None], value: Any) -> Any:
     pairs = value.items() if isinstance(value, Mapping) else value
-    return [(name, None if entry is None else item(entry)) for name, entry in pairs]
+    return [*zip(*map(_changed, map(list, zip(*pairs, strict=True)), sides), strict=True)]
 
 
 def _in_list(entries: Change, value: Any) -> Any:
     if not isinstance(value, Collection) or isinstance(value, (str, bytes, Mapping)):
         return value
-    return _changed([*value], entries)
+    inner = [*value]
+    changed = _changed(inner, entries)
+    return value if changed is inner else changed
 
 
 def without_extensions(kind: pa.DataType) -> pa.DataType:

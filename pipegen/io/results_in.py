@@ -6,7 +6,6 @@ A row of Parquet or Arrow also has `row`: the columns of its input.
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -102,16 +101,6 @@ def _filled(values: Mapping[str, Any]) -> dict[str, Any]:
     return filled
 
 
-def _transcript_of(row: Mapping[str, Any]) -> dict[str, Any]:
-    """The transcript of a result of several rounds. In older tables such a column is the
-    caller's.
-    """
-    if row.get("rounds") and isinstance(text := row.get("transcript"), str):
-        with contextlib.suppress(strict_json.NotStrict):
-            return {"transcript": strict_json.load(text)}
-    return {}
-
-
 def _is_json(hint: Any) -> bool:
     return Mapping in (get_origin(hint), get_origin(item_of(hint)))
 
@@ -121,7 +110,7 @@ _COLUMNS = [
 ]
 _AS_THEY_ARE = [field.key for field in _COLUMNS if is_plain(field.hint)]
 """The columns whose values are those of the lines."""
-_JSON = [field.key for field in _COLUMNS if _is_json(field.hint)]
+_JSON = [*(field.key for field in _COLUMNS if _is_json(field.hint)), "transcript"]
 """The columns that hold JSON."""
 
 
@@ -143,7 +132,6 @@ def _from_row(answer: Sequence[str], row: Mapping[str, Any]) -> dict[str, Any]:
         "completion_tokens": usage.get("completion_tokens") or 0,
     }
     options = strict_json.load(row["options"]) if row.get("options") else {}
-    kept = _transcript_of(row)
     samples, rounds = (
         [
             {
@@ -167,7 +155,6 @@ def _from_row(answer: Sequence[str], row: Mapping[str, Any]) -> dict[str, Any]:
         "raw_text": "",
         **values,
         "options": options,
-        **kept,
         "samples": samples,
         "rounds": rounds,
         "failed_samples": failed,

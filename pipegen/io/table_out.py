@@ -453,7 +453,7 @@ def _by_path(images: Any) -> bool:
 def _stored(values: list[Any], field: pa.Field) -> list[Any]:
     try:
         return stored_values(values, field)
-    except ValueError as refusal:
+    except (ArithmeticError, TypeError, ValueError) as refusal:  # of what is no number or no list
         raise TableError(
             f"the column {field.name!r} holds {field.type}, and a value does not fit: {refusal};"
             " give the column another type (schema=)"

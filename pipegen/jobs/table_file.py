@@ -92,11 +92,11 @@ def write_table(
                 else arrow_out(stream, table_schema, names, form=form, model=model, brief=brief)
             )
         for count, (row, slot) in enumerate(chain(first, remaining_pairs), 1):
-            values = dict(row)
-            late = [name for name in values if schema is None and name not in kinds]
-            if late:
+            values = {str(name): value for name, value in row.items()}
+            late = values.keys() - kinds.keys()
+            if late and schema is None:
                 raise TableError(
-                    f"row {count} has a column {late[0]!r}, which the first rows lack: give it to them"
+                    f"row {count} has a column {min(late)!r}, which the first rows lack: give it to them"
                     " too, or set schema=, all columns with their types"
                 )
             row_id = values.get(names.column_of("id") or "id")

@@ -362,6 +362,7 @@ OF_ONE: Any = pa.struct([("n", pa.int64())])
         (pa.list_(OF_ONE), [{"n": 2**53 + 1}], [{"n": 2**53 + 1}, {"n": 1.5}]),
         (pa.struct([("s", OF_ONE)]), {"s": None}, {"s": {"n": 1.5}}),
         (pa.map_(pa.string(), pa.uint8()), {"a": 1}, {"a": 1.5}),
+        (pa.map_(pa.int64(), pa.string()), {1: "a"}, {1.5: "a"}),
         (pa.dictionary(pa.int8(), pa.int64()), 7, 7.5),
         (pa.list_(pa.int32(), 1), [1], [Decimal("1.5")]),
         (pa.int64(), Fraction(4, 2), Fraction(3, 2)),
@@ -386,9 +387,21 @@ def test_a_fraction_after_a_large_number_and_in_an_array_is_refused(tmp_path: Pa
     with pytest.raises(TableError, match="'reward' holds int64, and a value does not fit"):
         written(tmp_path / "a.arrow", {"id": 1, "reward": 2**53 + 1}, {"id": 2, "reward": 0.5})
     schema = pa.schema([("id", pa.int64()), ("x", pa.list_(pa.int64()))])
-    row = {"id": 1, "x": numpy.array([1.5])}
-    with pytest.raises(TableError, match="'x' holds list"):
-        write_table(tmp_path / "b.arrow", [(row, Failure(Timeout("slow")))], schema=schema)
+    torch = pytest.importorskip("torch")
+    path, failed = tmp_path / "b.arrow", Failure(Timeout("slow"))
+    for bad in (numpy.array([1.5]), torch.tensor([1.5]), [torch.tensor(1.5)], numpy.array(1)):
+        with pytest.raises(TableError, match="'x' holds list"):
+            write_table(path, [({"id": 1, "x": bad}, failed)], schema=schema)
+    for good in (numpy.array([1, 2]), torch.tensor([1.0, 2.0]), [1.0, None, 2]):
+        assert write_table(path, [({"id": 1, "x": good}, failed)], schema=schema) == 1
+        path.unlink()
+
+
+def test_a_name_that_is_no_text_names_its_column(tmp_path: Path) -> None:
+    """As the columns of a table without a header."""
+    rows: Any = [({0: "a", "id": 1}, Failure(Timeout("slow")))]
+    assert write_table(tmp_path / "a.parquet", rows) == 1
+    assert next(iter(read_table(tmp_path / "a.parquet")))["0"] == "a"
 
 
 @pytest.mark.parametrize("suffix", [".parquet", ".csv"])
