@@ -123,9 +123,9 @@ def note_run(
 
     rows: how many rows of the folder are finished.
     """
-    last_settings = _read(folder, settings, rows)
     engines = _distinct([in_keys(engine) for engine in settings["engines"]])
     settings = {**settings, "keys": RULE, "engines": engines}
+    last_settings = _read(folder, settings, rows)
     if last_settings is None:
         write_settings(folder, {**settings, "runs": {mark_of(settings): settings}})
         return settings, None
@@ -172,7 +172,7 @@ def _read(folder: Path, settings: Settings, rows: int) -> Settings | None:
             "%s: it is written anew, and finished requests with the settings of this run are reused",
             damaged,
         )
-        return {**settings, "keys": RULE, "earlier": True}
+        return {**settings, "earlier": True}
     if rows and last_settings is None:
         raise JournalError(
             f"{folder} holds results and no job.json: it is no job's folder; give another"

@@ -541,9 +541,7 @@ def read_settings(folder: Path) -> dict[str, Any] | None:
         values = strict_json.load(data.decode())
     except (strict_json.NotStrict, UnicodeDecodeError) as refusal:
         raise SettingsDamaged(f"{path} is damaged, or no job's: {refusal}") from None
-    if isinstance(values, dict) and (
-        values.get("form", FORM) != FORM or values.get("keys", RULE) != RULE
-    ):
+    if isinstance(values, dict) and (values.get("form"), values.get("keys")) != (FORM, RULE):
         raise JournalError(
             f"{path} is of another version of pipegen, or no job's; give another folder"
         )

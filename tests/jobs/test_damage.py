@@ -197,11 +197,10 @@ def test_damaged_settings_say_what_to_do(tmp_path: Path, caplog: pytest.LogCaptu
     with pg.job(route, ROWS, folder) as running:
         assert running.changed == ("warmth was 3, is not set",)
     (tmp_path / "other").mkdir()
-    (tmp_path / "other" / "job.json").write_text('{"jobs": []}')
-    with pytest.raises(
-        JournalError, match="does not hold the settings of a run; give another folder"
-    ):
-        pg.job(route, ROWS, tmp_path / "other")
+    for text in ('{"jobs": []}', "[]", "{"):
+        (tmp_path / "other" / "job.json").write_text(text)
+        with pytest.raises(JournalError, match=r"or no job's.*; give another folder"):
+            pg.job(route, ROWS, tmp_path / "other")
 
 
 @pytest.mark.parametrize("damage", DAMAGES, ids=lambda damage: damage.__name__)

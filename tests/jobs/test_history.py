@@ -9,10 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from toolz import dissoc
 
 import pipegen as pg
 from pipegen.engines.plugin import Plugin
 from pipegen.jobs import history
+from pipegen.jobs.journal import JournalError
 from pipegen.testing.fake import FakeEngine
 
 PROMPTS = [{"prompt": f"prompt {number}"} for number in range(6)]
@@ -167,6 +169,21 @@ def test_only_so_many_runs_are_remembered(tmp_path: Path, monkeypatch: pytest.Mo
         job = run(tmp_path, PROMPTS[:1], {"seed": seed})
     assert len(json.loads((tmp_path / "job.json").read_text())["runs"]) == 3
     assert (job.before, sum(count for count, _ in job.made_before.others)) == (4, 4)
+
+
+def test_a_folder_of_another_rule_of_keys_is_refused_and_stays_as_it_is(tmp_path: Path) -> None:
+    """Earlier folders named no rule: their keys are others, so no row would be found."""
+    run(tmp_path, PROMPTS)
+    written = json.loads((tmp_path / "job.json").read_text())
+    for rule in ({}, {"keys": 1}, {"keys": 3}):
+        (tmp_path / "job.json").write_text(json.dumps({**dissoc(written, "keys"), **rule}))
+        files = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+        for restart in (False, True):
+            with pytest.raises(JournalError, match="of another version of pipegen"):
+                pg.job(pg.route(FakeEngine("a")), PROMPTS, tmp_path, restart=restart)
+        with pytest.raises(JournalError, match="of another version of pipegen"):
+            list(pg.finished_rows(tmp_path, enumerate(PROMPTS)))
+        assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == files
 
 
 def test_a_fallback_counts_by_what_it_falls_back_for(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from returns.result import Failure
+from toolz import dissoc
 
 from pipegen.core.errors import Timeout
 from pipegen.io.jsonl import to_plain
@@ -461,7 +462,14 @@ def test_keys_of_the_same_beginning_are_told_apart(tmp_path: Path) -> None:
         assert journal.get(near) is None
 
 
-SETTINGS = {"pipeline": "fake", "plugins": [], "version": "", "options": {}, "engines": []}
+SETTINGS = {
+    "pipeline": "fake",
+    "plugins": [],
+    "version": "",
+    "options": {},
+    "engines": [],
+    "keys": 2,
+}
 
 
 def test_settings_are_replaced_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -492,7 +500,9 @@ def test_settings_that_cannot_be_read_are_no_settings_of_another(tmp_path: Path)
         ("{", "not|no job"),
         ("[]", "no job's"),
         ('{"form": 99}', "another version"),
-        ('{"keys": 1}', "another version"),
+        ('{"form": 1, "keys": 1}', "another version"),
+        (json.dumps({"form": 1, **SETTINGS, "keys": 1}), "another version"),
+        (json.dumps({"form": 1, **dissoc(SETTINGS, "keys")}), "another version"),
         ("\udcff", "is damaged"),
     ],
 )
