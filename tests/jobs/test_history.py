@@ -349,6 +349,14 @@ def test_settings_that_mean_the_same_are_one(
     assert counts == [0, 6 * reused]
 
 
+def test_a_damaged_job_json_shows_no_change_of_what_means_the_same(tmp_path: Path) -> None:
+    route = pg.route(Set(base_url="http://localhost:8000"))
+    run(tmp_path, PROMPTS, route=route)
+    (tmp_path / "job.json").write_text("{")
+    again = run(tmp_path, PROMPTS, route=route)
+    assert (again.reused, again.changed) == (6, ())
+
+
 def test_an_adapter_that_has_changed_counts_for_the_rows_that_name_it(tmp_path: Path) -> None:
     requests = [
         {**row, "options": {"adapter": name}} for row, name in zip(PROMPTS[:4], "aabb", strict=True)
