@@ -55,12 +55,14 @@ def nearest(word: str, names: Iterable[str], alike: float = 0.6) -> str:
 def misspelt(word: str, names: Iterable[str]) -> str:
     """The name that a word is a spelling of with a letter wrong; empty where there is none.
 
-    A word and its plural are two words.
+    A word and its plural are two words, and so are a quantity and its unit.
 
     >>> misspelt("temprature", ["temperature"]), misspelt("stops", ["stop"])
     ('temperature', '')
+    >>> misspelt("temperature_c", ["temperature"])
+    ''
     """
     import difflib
 
     near = difflib.get_close_matches(word[:100], list(names), n=1, cutoff=0.9)
-    return "" if not near or near[0] in (f"{word}s", word.removesuffix("s")) else near[0]
+    return "" if not near or near[0] in (f"{word}s", word.removesuffix("s"), word[:-2]) else near[0]

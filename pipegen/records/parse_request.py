@@ -85,7 +85,16 @@ def _request_from(values: object, where: str) -> Slot[GenerationRequest]:
         return Success(_parsed(values))
     except InvalidField as refusal:
         message = re.sub(r"\A(TextGeneration|VlmGeneration|Scoring)Request\.", "", str(refusal))
+        message = re.sub(_NO_OPTIONS, _CHOICES, message)
         return Failure(InvalidRequest(f"{where}: {message}"))
+
+
+# data sets have the choices of a question there
+_NO_OPTIONS = r"(?s)\Aoptions(: there is no option [^;]*| takes .*|, where it is text, .*)\Z"
+_CHOICES = (
+    r"\g<0>; the choices of a question go into metadata if the model is not to see them, of a file"
+    " with --map metadata=options"
+)
 
 
 def _parsed(values: Mapping[str, object]) -> GenerationRequest:
@@ -215,9 +224,8 @@ def _hint(name: str, value: object, *, prompted: bool, images: bool) -> str:
     """
     has_data = isinstance(value, (str, bytes, Mapping, list, tuple)) and bool(value)
     return (
-        misplaced(name)
+        _or_metadata(misplaced(name) or refused_entry(name, value))
         or ("; did you mean 'options'?" if holds_options(name) and _has_options(value) else "")
-        or _or_metadata(refused_entry(name, value))
         or ("" if prompted else field_hint(name))
         or _or_metadata(unread_media(name) if has_data and not images else None)
     )
@@ -225,7 +233,7 @@ def _hint(name: str, value: object, *, prompted: bool, images: bool) -> str:
 
 def _has_options(value: object) -> bool:
     """Whether a value, or its JSON text, is a mapping with options."""
-    value = strict_json.loaded(value, dict) if isinstance(value, str) else value
+    value = strict_json.loaded(value, dict)
     return isinstance(value, Mapping) and not OPTIONS.keys().isdisjoint(value)
 
 

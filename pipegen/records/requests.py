@@ -158,18 +158,22 @@ def misplaced(name: str) -> str | None:
     near = misspelt(name, option_names())
     if near:
         return f"; did you mean the option {near!r}? It goes into options"
-    path = _PATH.fullmatch(name)
-    if path is None or not (holds_options(path["head"]) or path["head"] in GROUPS):
+    path = _PATH.fullmatch(name[:100])
+    if path is None:
         return None
-    is_clear = holds_options(path["head"]) and path["divider"] not in ("_", "-")
+    head, divider, rest = path.groups()
+    known = holds_options(head)
+    is_clear = known and divider not in ("_", "-")
     # a question has an `option_n`
-    is_option = len(path["rest"]) > 1 and misplaced(path["rest"]) is not None
+    is_option = (known or head in GROUPS) and len(rest) > 1 and misplaced(rest)
     return _IN_OPTIONS if is_clear or is_option else None
 
 
 _IN_OPTIONS = '; options go into options, as in "options": {"temperature": 0}'
-_PATH = re.compile(r"(?P<head>[a-z]+)(?P<divider>[./:\[]|__?|-)(?P<rest>.*?)\]?", re.DOTALL)
-"""A name such as `options.seed`, as programs write it that make a flat table of nested data."""
+_PATH = re.compile(r"([a-z]+)([./:\[]|__?|-)(?!(?:[^n]|[0-9]+)\]?\Z)(.*?)\]?", re.DOTALL)
+"""A name such as `options.seed`, as programs write it that make a flat table of nested data.
+`options.a` and `option.1` are choices of a question.
+"""
 
 
 @functools.lru_cache(maxsize=1024)

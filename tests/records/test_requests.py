@@ -138,13 +138,21 @@ def test_an_option_beside_the_prompt_is_sent_to_its_place(name: str, words: str)
     if name in ("promt", "zzz"):  # in plain data these are entries of the caller's own
         assert request_from(values).unwrap().metadata == {name: 1}
     else:
-        assert (
-            request_from(values).failure().message == f"request: there is no field {name!r}{words}"
+        message = request_from(values).failure().message
+        assert message.startswith(
+            f"request: there is no field {name!r}{words}; put it into metadata"
         )
 
 
 PATHS = [
-    *("options.adapter", "option.temperature", "options.tempreature", "Options.chat.trust"),
+    *(
+        "options.n",
+        "options.text",
+        "options.adapter",
+        "option.temperature",
+        "options.tempreature",
+        "Options.chat.trust",
+    ),
     *("options[seed]", "options/top_p", "options:stop", "options__seed", "options_seed"),
     *("option-max_tokens", "opts.seed", "optoins.seed", "chat.enable_thinking", "stop.ignore_eos"),
 ]
@@ -157,6 +165,11 @@ def test_an_option_under_a_path_or_in_other_letters_is_not_carried_along(name: s
     assert f"there is no field {name!r}" in message
     assert "options" in message
     assert request_from({"prompt": "a", "metadata": {name: "x"}}).unwrap().metadata == {name: "x"}
+
+
+def test_a_path_may_be_of_any_length() -> None:
+    name = "stop." * 3000
+    assert request_from({"prompt": "a", name: 1}).unwrap().metadata == {name: 1}
 
 
 @pytest.mark.parametrize("name", PATHS)
@@ -172,11 +185,34 @@ def test_a_column_that_is_a_path_into_options_is_refused(name: str) -> None:
     [
         *("option_a", "option_n", "options_count", "captions.text", "actions.seed", "stop.lat"),
         *("metadata.seed", "seed.variety", "n.trials", "temp.mean", "structured_text", "option"),
+        *("options.A", "Option.1", "options[0]", "option__b", "options:12", "Temperature_C"),
     ],
 )
 def test_a_name_that_is_no_path_into_options_is_carried_along(name: str) -> None:
     assert request_from({"prompt": "a", name: "x"}).unwrap().metadata == {name: "x"}
     Columns().check(["prompt", name], Path("x"))
+
+
+@pytest.mark.parametrize(
+    "choices",
+    [
+        *(["a", "b"], {"A": "a", "B": "b"}, [{"key": "A", "value": "a"}], "A) a, B) b"),
+        *('{"A": "a"}', '["a", "b"]', ("a",), {}.keys(), 7),
+    ],
+    ids=repr,
+)
+def test_choices_of_a_question_in_options_are_refused_with_their_place(choices: Any) -> None:
+    message = request_from({"prompt": "Is it so?", "options": choices}).failure().message
+    assert "into metadata if the model is not to see" in message
+    row = Columns({}, frozenset({"options"})).request({"prompt": "a", "options": choices})
+    assert request_from(row).unwrap().metadata == {"options": choices}
+
+
+def test_a_misspelt_option_is_no_choice_of_a_question() -> None:
+    for options in ({"temprature": 1}, {"seed": "x"}):
+        message = request_from({"prompt": "a", "options": options}).failure().message
+        assert message.startswith("request: options: ")
+        assert "metadata" not in message
 
 
 @pytest.mark.parametrize("name", ["option", "Options", "opts"])
