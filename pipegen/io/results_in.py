@@ -11,6 +11,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from types import NoneType
 from typing import Any, get_origin
 
 from toolz import dissoc
@@ -168,41 +169,45 @@ _FINISH_OF: Mapping[Meaning, str] = {"stop": "eos", "length": "length", "failed"
 def _from_batch(values: Mapping[str, Any]) -> dict[str, Any]:
     """A line of the OpenAI batch form: of this library, of OpenAI, or of `vllm run-batch`."""
     error, answers = error_of_batch(values), list[dict[str, Any]]()
-    usage: Mapping[str, Any] = {}
-    if error is None:
-        body = values["response"]["body"]
-        choices, usage = body.get("choices"), body.get("usage") or {}
-        if not isinstance(choices, list) or not choices or not all(map(_is_choice, choices)):
-            error = MalformedResponse(f"the answer of the line has no choices, in {body!r:.300}")
-        else:  # in the order in which they were asked for, not in that in which they ended
-            for choice in sorted(choices, key=lambda choice: choice.get("index") or 0):
-                answer = _answer(choice)
-                if isinstance(answer, GenerationError):
-                    error = error or answer
-                else:
-                    answers.append(answer)
+    body = values["response"]["body"] if error is None else {}
+    choices, usage = body.get("choices"), body.get("usage")
+    if isinstance(choices, list) and choices and all(map(_is_choice, choices)):
+        # in the order in which they were asked for, not in that in which they ended
+        for choice in sorted(choices, key=lambda choice: choice.get("index") or 0):
+            answer = _answer(choice)
+            if isinstance(answer, GenerationError):
+                error = error or answer
+            else:
+                answers.append(answer)
+    else:
+        error = error or MalformedResponse(
+            f"the answer of the line has no choices that can be read, in {body!r:.300}"
+        )
     if error is not None:
         return {"id": values["custom_id"], "ok": False, "error": error_to_plain(error)}
-    counts = {name: usage.get(name) or 0 for name in ("prompt_tokens", "completion_tokens")}
+    counts = usage if isinstance(usage, Mapping) else {}
     return {
         "id": values["custom_id"],
         "ok": True,
         **answers[0],
-        **counts,
+        **{name: counts.get(name) or 0 for name in ("prompt_tokens", "completion_tokens")},
         **({"samples": answers} if len(answers) > 1 else {}),
     }
 
 
 def _is_choice(value: object) -> bool:
-    return isinstance(value, Mapping) and isinstance(value.get("index"), (int, type(None)))
+    return (
+        isinstance(value, Mapping)
+        and isinstance(value.get("index"), (int, NoneType))
+        and isinstance(value.get("finish_reason"), (str, NoneType))
+    )
 
 
 def _answer(choice: Mapping[str, Any]) -> dict[str, Any] | GenerationError:
     message = choice.get("message")
     message = message if isinstance(message, Mapping) else {}
     text, thought = texts_of(choice.get("text", message.get("content")))
-    names = ("reasoning_content", "reasoning")
-    reasoning = next((message[name] for name in names if message.get(name)), thought)
+    reasoning = message.get("reasoning_content") or message.get("reasoning") or thought
     word = word_of(choice.get("finish_reason")) or "stop"
     meaning, refusal = meaning_of(word), message.get("refusal") or ""
     if meaning == "unknown":

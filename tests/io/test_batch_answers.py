@@ -45,6 +45,11 @@ NO = {"message": "no", "type": "t", "param": None, "code": 400}
         (line({"status_code": 200, "body": {"choices": []}}), pg.MalformedResponse, "no choices"),
         (line({"status_code": 200, "body": {"data": [1]}}), pg.MalformedResponse, "no choices"),
         (line({"status_code": 200, "body": {"choices": [7]}}), pg.MalformedResponse, "no choices"),
+        (
+            line({"status_code": 200, "body": {"choices": [{"finish_reason": 7}]}}),
+            pg.MalformedResponse,
+            "no choices that can be read",
+        ),
         (line(None, {"code": "PromptTooLong", "message": "no"}), pg.PromptTooLong, "no"),
     ],
 )
@@ -54,6 +59,12 @@ def test_a_line_without_an_answer_is_an_error(
     error = read(tmp_path, values).failure()
     assert type(error) is kind
     assert words in error.message
+
+
+def test_counts_that_are_none_are_not_read(tmp_path: Path) -> None:
+    body = {"choices": [choice(0, "A")], "usage": ["many"]}
+    result = read(tmp_path, line({"status_code": 200, "body": body})).unwrap()
+    assert (result.text, result.prompt_tokens) == ("A", 0)
 
 
 def choice(index: Any, content: Any, **message: Any) -> dict[str, Any]:
