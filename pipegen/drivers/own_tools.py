@@ -41,11 +41,13 @@ def _is_method(member: Any) -> bool:
 
 
 def says(function: Any, name: str, *, default: bool) -> bool:
-    """What a tool says of itself, or the object whose method it is; else the default. Raises
-    `TypeError` where that is neither True nor False.
+    """What a tool says of itself, or the object whose method it is; else the default. A method of
+    that name is a tool. Raises `TypeError` where that is neither True nor False.
     """
     owner = getattr(function, "__self__", None)
     value = getattr(function, name, getattr(owner, name, default))
+    if inspect.isroutine(value):
+        return default
     if type(value) is not bool:
         tool = getattr(function, "__name__", type(function).__name__)
         raise TypeError(f"{name} of {tool!r} takes True or False, not {value!r:.80}")

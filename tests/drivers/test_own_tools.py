@@ -18,6 +18,7 @@ from support.rowwise import Fuse, Rowwise
 from support.tool_talks import asked, calls, replies
 
 import pipegen as pg
+from pipegen.drivers.own_tools import methods_of, says
 from pipegen.drivers.tool_loop import OwnLoop, ToolCalls
 from pipegen.testing.fake import FakeEngine
 
@@ -480,6 +481,29 @@ def tools_that_meet(count: int) -> list[Any]:
         return meet
 
     return [*map(tool, ("first", "second", "third"))]
+
+
+def test_a_method_of_such_a_name_is_a_tool_and_says_nothing() -> None:
+    class Match:
+        def score(self) -> str:
+            "The score."
+            return "2:1"
+
+        def replays(self, minute: int) -> str:
+            "Replays of a goal."
+            return f"goal {minute}"
+
+        @staticmethod
+        def parallel() -> str:
+            "Another match."
+            return "none"
+
+    given = pg.tools(methods_of(Match()))
+    assert [schema["function"]["name"] for schema in given.schemas] == [
+        *("score", "replays", "parallel"),
+    ]
+    assert not says(given.functions["score"], "parallel", default=False)
+    assert says(given.functions["score"], "replays", default=True)
 
 
 @pytest.mark.parametrize("drive", DRIVERS)
