@@ -3,7 +3,7 @@ r"""Numbers within bounds, as a regular expression.
 >>> numbers({"type": "integer", "minimum": 1, "maximum": 12})
 '(?:[1-9]|1[0-2])'
 >>> numbers({"type": "number", "minimum": 0, "exclusiveMaximum": 1})
-'(?:0)(?:\\.0{1,15})?|(?:0)\\.0{0,14}[1-9][0-9]{0,14}'
+'(?:0)(?:\\.0{1,15})?|(?:0)\\.[0-9]{0,14}[1-9]0{0,15}'
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import Any
 
 BOUNDS = ("minimum", "exclusiveMinimum", "maximum", "exclusiveMaximum")
-_ZEROS, _FRACTION = r"(?:\.0{1,15})?", r"\.0{0,14}[1-9][0-9]{0,14}"
+_ZEROS, _FRACTION = r"(?:\.0{1,15})?", r"\.[0-9]{0,%d}[1-9]0{0,15}"
 _SIZE = 18
 """So many digits a number may have before its point."""
 _MOST = 10**_SIZE - 1
@@ -24,8 +24,12 @@ def numbers(schema: Mapping[str, Any]) -> str | None:
     written so, or there are none. Bounds of `number` have to be whole ones.
     """
     is_whole, given = schema["type"] == "integer", [schema.get(name) for name in BOUNDS]
-    if not is_whole and any(bound is not None and bound % 1 for bound in given):
+    known = [bound for bound in given if bound is not None]
+    if not is_whole and any(bound % 1 for bound in known):
         return None
+    # with more digits a fraction would be rounded to a bound
+    digits = 15 - max(map(len, map(str, map(int, known))), default=1)
+    is_whole |= digits < 0
     # bounds from above are those from below of the numbers with the other sign
     low, high = _bounds(*given[:2]), _bounds(*(None if one is None else -one for one in given[2:]))
     parts = []
@@ -34,20 +38,17 @@ def numbers(schema: Mapping[str, Any]) -> str | None:
         parts += [f"{sign}(?:{found}){'' if is_whole else _ZEROS}"] if found else []
         # a number with a fraction is between two whole ones that may be the bounds
         found = _whole(max(open_least, 0), -open_most - 1)
-        parts += [f"{sign}(?:{found}){_FRACTION}"] if found and not is_whole else []
+        parts += [f"{sign}(?:{found}){_FRACTION % digits}"] if found and not is_whole else []
     return "|".join(parts) or None
 
 
 def _bounds(closed: Any, opened: Any) -> tuple[int, int]:
     """The least whole number within the bounds, and the bound itself."""
-    least, bounds = [-_MOST], [-_MOST]
-    if closed is not None:
-        least.append(math.ceil(closed))
-        bounds.append(math.ceil(closed))
-    if opened is not None:
-        least.append(math.floor(opened) + 1)
-        bounds.append(math.floor(opened))
-    return max(least), max(bounds)
+    least = -_MOST if closed is None else max(-_MOST, math.ceil(closed))
+    if opened is None:
+        return least, least
+    bound = math.floor(opened)
+    return max(least, bound + 1), max(least, bound)
 
 
 def _whole(low: int, high: int) -> str:
@@ -55,7 +56,7 @@ def _whole(low: int, high: int) -> str:
     parts: list[str] = []
     while low <= high:
         size = len(str(low))
-        if high == _MOST and low == 10 ** (size - 1):
+        if high >= _MOST - 1 and low == 10 ** (size - 1):
             return "|".join((*parts, f"[1-9][0-9]{{{size - 1},{_SIZE - 1}}}"))
         last = min(high, 10**size - 1)
         parts.append(_of_one_size(str(low), str(last)))
@@ -66,7 +67,7 @@ def _whole(low: int, high: int) -> str:
 def _of_one_size(low: str, high: str) -> str:
     """The numbers from one to another of as many digits."""
     size, first, last = len(low) - 1, int(low[0]), int(high[0])
-    digits = f"[0-9]{{{size}}}" if size > 1 else "[0-9]" * size
+    digits = "[0-9]" * size
     if low == high:
         return low
     if first == last:

@@ -78,6 +78,8 @@ def tagged_form(schema: str, tags: Tags, closes: tuple[int, ...], ends: str) -> 
     close a value. `TemplateFailed` names the parameter that is not written so.
     """
     try:
+        if re.search(r'"\$ref": ?"(?!#/(\$defs|definitions)/)', schema):
+            raise _UnwrittenError("its schema has a reference that leads out of $defs")
         return Success(_Form(json.loads(schema), tags).arguments(closes, ends))
     except _UnwrittenError as refusal:
         return Failure(TemplateFailed(str(refusal)))
@@ -101,7 +103,10 @@ class _Form:
             raise _UnwrittenError(f"its schema has {min(beside)!r} beside its properties")
         required = self.root.get("required") or ()
         entries = self.root.get("properties", {})
-        entries = {**dict.fromkeys((*entries, *required), True), **entries}
+        entries = {
+            **dict.fromkeys((*entries, *required), self.root.get("additionalProperties", True)),
+            **entries,
+        }
         rest, values = _plain(ends), []
         for key, entry in reversed(entries.items()):
             opens = f"{self.tags.opens}{key}{self.tags.middle}"
@@ -225,9 +230,13 @@ def _anchored(pattern: str, barred: str) -> str | None:
     have the character `barred`.
     """
     atoms = _ATOM.findall(ascii_regex(pattern))
-    if len(atoms) < 2 or [atoms[0], atoms[-1]] != ["^", "$"] or re.search(r"\(\?(?!:)", pattern):
+    if len(atoms) < 2 or [atoms[0], atoms[-1]] != ["^", "$"]:
         return None
-    if edge_in(pattern) or not is_ok(attempt(lambda: re.compile(pattern))):
+    if (
+        re.search(r"(?<!\\)(?:\\\\)*\(\?(?!:)", pattern)
+        or edge_in(pattern)
+        or not is_ok(attempt(lambda: re.compile(pattern)))
+    ):
         return None
     for atom in atoms[1:-1]:
         may_have = atom[0] in "\\[" and found_in(atom, barred) is not False

@@ -166,7 +166,8 @@ def _typed(read: _Read, tools: Sequence[Any], how: str) -> dict[str, Any]:
     entries = parameters.get("properties")
     entries = entries if isinstance(entries, Mapping) else {}
     shared = {key: parameters[key] for key in ("$defs", "definitions") if key in parameters}
-    return {key: _value(text, entries.get(key), shared) for key, text in read.arguments}
+    others = parameters.get("additionalProperties")
+    return {key: _value(text, entries.get(key, others), shared) for key, text in read.arguments}
 
 
 def _value(text: str, entry: Any, shared: Mapping[str, Any]) -> Any:

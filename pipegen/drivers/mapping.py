@@ -48,8 +48,8 @@ def imap(
     policy: RequestPolicy | None = None,
     isolate_bugs: bool = False,
 ) -> Iterator[Slot[B]]:
-    """As `run`, for any number of requests: slots come in order, and the engine is fed while it
-    works.
+    """Generate for any number of requests: slots come in order, and the engine is fed while it
+    works. The other arguments are those of `run`.
 
     requests: records or plain data; they are taken as there is room.
     in_flight: how many requests run at a time. By default, as many as keep the engine full.

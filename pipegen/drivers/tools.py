@@ -90,11 +90,13 @@ def tools(
     unread: an answer that looks like a call, and is not read as one, ends the conversation
         ("end"), or the model gets a message that says what was wrong ("tell").
     images: images that tools give stay in the tools' turns ("tool"), or are in a user's turn after
-        them, each behind a mark, as "[image 1]" ("user").
+        them, each behind a mark, as "[image 1]" ("user"). Where the chat template writes none in a
+        tool's turn, "tool" fails the request with `InvalidRequest`.
     parallel: whether calls of one answer may run at the same time, up to 8. A tool's own attribute
         `parallel`, or that of its object, comes first.
-    replays: whether a job that resumes in the middle of a conversation may make its calls again. If
-        not, the request fails with `StageFailed`. A tool's own attribute comes first.
+    replays: whether a job that resumes in the middle of a conversation may make its calls again; the
+        model keeps their first answers. If not, the request fails with `StageFailed`. A tool's own
+        attribute comes first.
 
     An unknown tool and wrong arguments are answered in words. What a tool gives is a text, or
     becomes JSON. Images become content parts. What nothing can write fails the row with

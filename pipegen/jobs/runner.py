@@ -203,7 +203,7 @@ def job(
     grace: float = GRACE,
 ) -> Job[Slot[Answer]]:
     """Generate for any number of requests, as `imap` does, and keep finished answers in `folder`.
-    The same call resumes.
+    The same call resumes. The other arguments are those of `imap`.
 
     A request is known by its content: prompt, images, options, model and plugins. So the input may
     change between two runs: requests that are in both are asked once.

@@ -17,6 +17,7 @@ import pytest
 from support.models import write_model
 
 import pipegen as pg
+from pipegen.backends.checkpoint.file_digests import identity_of
 from pipegen.backends.checkpoint.load_errors import broken_file, weight_files
 from pipegen.cli import main
 from pipegen.core.errors import CallFailed
@@ -385,6 +386,19 @@ def test_only_the_files_that_are_read_must_be_whole(whole: Path, tmp_path: Path)
     (tmp_path / "model" / "model.safetensors.index.json").write_text("[]")
     assert weight_files(tmp_path / "model") == [tmp_path / "model" / "model.safetensors.index.json"]
     assert weight_files(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    "offsets",
+    ["[0, 1e999]", "[0, 1%s]" % ("0" * 30), "[-500, 8]", "[9, 8]", '["0", "8"]', "[0.5, 8]"],
+)
+def test_tensors_that_are_nowhere_in_the_file_are_seen(offsets: str, tmp_path: Path) -> None:
+    header = b'{"a":{"dtype":"U8","shape":[8],"data_offsets":%s}}' % offsets.encode()
+    file = tmp_path / "model.safetensors"
+    file.write_bytes(len(header).to_bytes(8, "little") + header + b"12345678")
+    broken = broken_file([file])
+    assert broken is not None and "model.safetensors is not whole" in broken.words
+    assert len(identity_of(tmp_path)) == 32
 
 
 @pytest.mark.parametrize(

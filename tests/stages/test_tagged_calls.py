@@ -216,6 +216,7 @@ SAYS = "no regular expression says {"
 REFUSED = {
     "not": ({"type": "string", "not": {"const": "x"}}, SAYS),
     "a pattern that finds": ({"type": "string", "pattern": "ab"}, SAYS),
+    "a pattern that looks ahead": ({"type": "string", "pattern": "^\\\\\\\\(?=a)a$"}, SAYS),
     "a pattern of what ends values": ({"type": "string", "pattern": "^(a|[^b])$"}, SAYS),
     "a pattern of lines": ({"type": "string", "pattern": "^(?s)a.$"}, SAYS),
     "a pattern with an anchor within": ({"type": "string", "pattern": "^a$|^b$"}, SAYS),
@@ -233,7 +234,7 @@ REFUSED = {
     "a type that is none": ({"type": {"a": 1}}, "no schema says what it is: at $.properties"),
     "a choice that is none": ({"enum": 5}, "at $.properties.city.enum: 5 is not of type array"),
     "a length that is none": ({"type": "string", "minLength": "x"}, '"x" is not of type integer'),
-    "a reference to what is no schema": ({"$ref": "#/title"}, "no schema says what it is"),
+    "a reference to what is no schema": ({"$ref": "#/$defs/a/$ref"}, "no schema says what it is"),
     "two schemas": (
         {"allOf": [{"type": "string"}, {"minLength": 2}]},
         "'allOf' of several schemas",
@@ -270,6 +271,13 @@ def test_what_an_object_of_arguments_cannot_say_is_refused() -> None:
         ({"properties": {"a>\nb": {}}}, "which ends names"),
         ({"properties": ["a"]}, "no schema says what it is: at $.properties"),
         ({"required": 5}, "no schema says what it is: at $.required"),
+        ({"required": ["a"], "additionalProperties": False}, "'a': no schema says what it is"),
+        ({"properties": {"a": {"$ref": "#"}}}, "a reference that leads out of $defs"),
+        ({"properties": {"a": {"$ref": "#here"}}}, "a reference that leads out of $defs"),
+        (
+            {"properties": {"a": {"type": "array", "items": {"$ref": "#/properties/b"}}}},
+            "a reference that leads out of $defs",
+        ),
     ):
         error = asked(QWEN, [tool("say", schema)], random.Random(1))[0].failure()
         assert isinstance(error, pg.UnsupportedOption) and words in error.message
@@ -278,6 +286,20 @@ def test_what_an_object_of_arguments_cannot_say_is_refused() -> None:
 def test_a_parameter_that_is_required_alone_is_any_text() -> None:
     slot, _ = asked(SEED, [tool("say", {"required": ["a"]})], random.Random(3))
     assert [*json.loads(slot.unwrap().tool_calls[0]["function"]["arguments"])] == ["a"]
+
+
+@pytest.mark.parametrize("kind", ["integer", "string"])
+def test_a_parameter_that_is_required_alone_has_the_schema_of_further_ones(kind: str) -> None:
+    schema = {"type": "object", "required": ["a"], "additionalProperties": {"type": kind}}
+    renderer: Any = HFRenderer(chatml_tokenizer(), QWEN)
+
+    def script(row: Encoded) -> str:
+        return "<parameter=a>\n5\n</parameter>\n</function>\n</tool_call>" + END
+
+    request = {"messages": ASKED, "tools": [tool("say", schema)]}
+    route = pg.route(FakeEngine(script, renderer=renderer))
+    result = pg.run(route, [request], {"tool_choice": "say"})[0].unwrap()
+    jsonschema.validate(json.loads(result.tool_calls[0]["function"]["arguments"]), schema)
 
 
 @pytest.mark.parametrize("end", ["\n</parameter>\n", "</parameter>\n", "</a>", ")", "ab", ">>"])
@@ -310,6 +332,40 @@ def test_numbers_are_those_within_their_bounds() -> None:
                 matched = regex is not None and bool(re.fullmatch(regex, text))
                 assert matched == allowed(json.loads(text)), (schema, text)
         assert regex is None or not re.fullmatch(regex, "-0")
+
+
+@pytest.mark.parametrize("bound", [1, 9, 16, 100, 1000, 10**9, 10**15, 10**17])
+def test_no_fraction_is_rounded_to_a_bound(bound: int) -> None:
+    above, below = (
+        ("exclusiveMinimum", "exclusiveMaximum"),
+        ("exclusiveMaximum", "exclusiveMinimum"),
+    )
+    for sign, keys in (("", above), ("-", below)):
+        for key, whole in zip(keys, (bound, bound - 1), strict=True):
+            schema = {"type": "number", key: int(f"{sign}{bound}")}
+            allowed = jsonschema.Draft202012Validator(schema).is_valid
+            for size in range(1, 31):
+                for fraction in ("0" * (size - 1) + "1", "9" * size):
+                    text = f"{sign}{whole}.{fraction}"
+                    if re.fullmatch(numbers(schema) or "", text):
+                        assert allowed(json.loads(text)), (schema, text)
+            assert re.fullmatch(numbers(schema) or "", f"{sign}{whole}.5") or bound > 10**14
+
+
+def test_any_number_is_a_short_expression() -> None:
+    regex = numbers({"type": "number"}) or ""
+    assert len(regex) < 200
+    for text in ("0", "-7", "0.5", "-0.25", f"{'9' * 18}.5", "1.50"):
+        assert re.fullmatch(regex, text), text
+
+
+def test_a_pattern_may_have_a_parenthesis_that_is_not_required() -> None:
+    phone = {"type": "string", "pattern": r"^\(?[0-9]{3}\)?$"}
+    slot, _ = asked(
+        QWEN, [tool("say", {"properties": {"a": phone}, "required": ["a"]})], random.Random(1)
+    )
+    arguments = json.loads(slot.unwrap().tool_calls[0]["function"]["arguments"])
+    jsonschema.validate(arguments, {"properties": {"a": phone}})
 
 
 @pytest.mark.parametrize("name", [name for name in TEMPLATES if "GLM" not in name])

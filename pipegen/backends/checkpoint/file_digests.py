@@ -18,6 +18,7 @@ import re
 import time
 import zipfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from operator import index
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
@@ -167,7 +168,7 @@ def _pieces(file: Path, opened: BinaryIO, size: int) -> Iterator[bytes]:
         yield opened.read()
         return
     header = header_of(opened) if file.suffix == ".safetensors" else None
-    if header is not None:
+    if header is not None and header.size <= size:
         yield header.text
         for begin, end in header.places:
             yield from _of_tensor(opened, begin, end)
@@ -188,16 +189,18 @@ def header_of(opened: BinaryIO) -> Header | None:
     length = int.from_bytes(opened.read(8), "little")
     if not 0 < length <= _LONGEST_HEADER:
         return None
-    text = opened.read(length)
+    text, start = opened.read(length), 8 + length
     try:
         tensors = {
             name: tensor for name, tensor in json.loads(text).items() if name != "__metadata__"
         }
-        offsets = (map(int, tensor["data_offsets"]) for tensor in tensors.values())
-        places = sorted((8 + length + begin, 8 + length + end) for begin, end in offsets)
+        offsets = (map(index, tensor["data_offsets"]) for tensor in tensors.values())
+        places = sorted((start + begin, start + end) for begin, end in offsets)
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return None
-    return Header(text, tensors, places, max((end for _, end in places), default=8 + length))
+    if not all(start <= begin <= end for begin, end in places):
+        return None
+    return Header(text, tensors, places, max((end for _, end in places), default=start))
 
 
 def _of_tensor(opened: BinaryIO, begin: int, end: int) -> Iterator[bytes]:
