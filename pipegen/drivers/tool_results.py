@@ -13,6 +13,7 @@ text. An Enum is its value. The items of a set are in the order of their texts.
 from __future__ import annotations
 
 import base64
+import contextlib
 import dataclasses
 import datetime as dt
 import decimal
@@ -21,7 +22,6 @@ import io
 import json
 import sys
 import uuid
-from collections import deque
 from collections.abc import Mapping, Sequence, Set as AbstractSet, ValuesView
 from pathlib import Path, PurePath
 from typing import Any, TypeAlias
@@ -74,14 +74,14 @@ def _content(value: Any) -> Content:
     if _is_mcp(value):
         blocks = value.content
         structured = _either(value, "structuredContent", "structured_content")
-        return _joined(blocks) if blocks or structured is None else _dumped(structured)
+        if blocks or structured is None:
+            return _joined(blocks, "$.content")
+        return _dumped(structured)
     if _is_image(value):
         return [_part(value, "$")]
-    if isinstance(value, (list, tuple)) and value and all(map(_is_block, value)):
-        if any(map(_is_image, value)):
-            return [_part(item, f"$[{index}]") for index, item in enumerate(value)]
-        if not all(isinstance(item, (str, Mapping)) for item in value):
-            return _joined(value)
+    is_list = isinstance(value, (list, tuple)) and all(map(_is_block, value))
+    if is_list and any(_is_image(item) or not isinstance(item, (str, Mapping)) for item in value):
+        return _joined(value, "$")
     return _dumped(value)
 
 
@@ -90,12 +90,10 @@ def _dumped(value: Any) -> str:
     return plain if isinstance(plain, str) else json.dumps(plain, ensure_ascii=False)
 
 
-def _joined(blocks: Sequence[Any]) -> Content:
-    """The blocks of MCP: one text, or parts where there are images."""
-    parts = [_part(block, f"$.content[{index}]") for index, block in enumerate(blocks)]
-    if any(part["type"] != "text" for part in parts):
-        return parts
-    return "\n".join(part["text"] for part in parts)
+def _joined(blocks: Sequence[Any], path: str) -> Content:
+    """Blocks of a content: one text, or parts where there are images."""
+    parts = [_part(block, f"{path}[{index}]") for index, block in enumerate(blocks)]
+    return parts if any(part["type"] != "text" for part in parts) else text_of(parts)
 
 
 def _either(value: Any, *names: str) -> Any:
@@ -146,17 +144,11 @@ def _part(value: Any, path: str) -> dict[str, Any]:
         value.save(file, "PNG")
         return _image_part(file.getvalue())
     if not isinstance(value, Mapping):
-        kind = _kind(value)
-        if kind == "text":
-            return {"type": "text", "text": str(value.text)}
-        if kind == "image":
-            return _image_part(base64.b64decode(value.data, validate=True))
-        inner = _either(value, "resource") or value
-        if str(_either(inner, "mime_type", "mimeType")).startswith("image/") and hasattr(
-            inner, "blob"
-        ):
-            return _image_part(base64.b64decode(inner.blob, validate=True))
-        words = _either(inner, "text") or _either(inner, "uri")
+        kind, inner = _kind(value), _either(value, "resource") or value
+        data, media = _either(inner, "data", "blob"), _either(inner, "mime_type", "mimeType")
+        if data is not None and (kind == "image" or str(media).startswith("image/")):
+            return _image_part(base64.b64decode(data, validate=True))
+        words = _either(inner, "text", "uri")
         if words is None:
             raise _UnwritableError(f"at {path}: a block of type {kind}")
         return {"type": "text", "text": str(words)}
@@ -167,10 +159,10 @@ def _part(value: Any, path: str) -> dict[str, Any]:
             return _part(image, path)
         if isinstance(image, (bytes, bytearray)):
             return _image_part(bytes(image))
-        if isinstance(image, str) and "mimeType" in value:
-            return _image_part(base64.b64decode(image, validate=True))
-        if isinstance(image, str) and image[:5].lower() == "data:" and ";base64," in image:
-            return _image_part(base64.b64decode(image.partition(",")[2], validate=True))
+        if isinstance(image, str):
+            head, mark, data = image.rpartition(";base64,")
+            if "mimeType" in value or (mark and head[:5].lower() == "data:"):
+                return _image_part(base64.b64decode(data, validate=True))
         if isinstance(image, PurePath) or (isinstance(image, str) and ":" not in image):
             return _image_part(Path(image).read_bytes())
     plain: dict[str, Any] = _plain(value, path, 0)
@@ -234,9 +226,12 @@ def _plain(value: Any, path: str, depth: int) -> Any:
         return _plain(value.value, path, depth + 1)
     if value is None or isinstance(value, (str, bool, int, float)):
         return value
-    word = _word(value)
-    if word is not None:
-        return word
+    if isinstance(value, (dt.date, dt.time)):
+        return value.isoformat()
+    if isinstance(value, dt.timedelta):
+        return f"PT{value.total_seconds():.6f}".rstrip("0").rstrip(".") + "S"
+    if isinstance(value, (decimal.Decimal, PurePath, uuid.UUID)):
+        return str(value)
     if isinstance(value, Mapping):
         return {
             _key(key, path): _plain(item, f"{path}.{key}", depth + 1) for key, item in value.items()
@@ -244,49 +239,32 @@ def _plain(value: Any, path: str, depth: int) -> Any:
     if isinstance(value, AbstractSet):
         items = [_plain(item, f"{path}[...]", depth + 1) for item in value]
         return sorted(items, key=lambda item: json.dumps(item, sort_keys=True))
-    if isinstance(value, (Sequence, deque, ValuesView)) and not isinstance(
+    if isinstance(value, (Sequence, ValuesView)) and not isinstance(
         value, (bytes, bytearray, memoryview)
     ):
         return [_plain(item, f"{path}[{index}]", depth + 1) for index, item in enumerate(value)]
     if isinstance(value, type):
         raise _UnwritableError(f"at {path}: the type {value.__name__}")
-    if dataclasses.is_dataclass(value):
-        names = [field.name for field in dataclasses.fields(value)]
-        return {name: _plain(getattr(value, name), f"{path}.{name}", depth + 1) for name in names}
+    fields: Any = getattr(type(value), "__attrs_attrs__", None)
+    fields = dataclasses.fields(value) if dataclasses.is_dataclass(value) else fields
+    if fields is not None:
+        values = {field.name: getattr(value, field.name) for field in fields}
+        return _plain(values, path, depth)
     model_dump: Any = getattr(value, "model_dump", None)  # pydantic
     if callable(model_dump):
         return _plain(model_dump(mode="json"), path, depth + 1)
     tolist: Any = getattr(value, "tolist", None)  # numpy, torch
     if callable(tolist):
         return _plain(tolist(), path, depth + 1)
-    fields = getattr(type(value), "__attrs_attrs__", None)  # attrs
-    if fields is not None:
-        names = [field.name for field in fields]
-        return {name: _plain(getattr(value, name), f"{path}.{name}", depth + 1) for name in names}
     advice = ""
     if isinstance(value, Result):
         advice = ": return the value itself, and where there is none raise an exception"
     raise _UnwritableError(f"at {path}: an object of type {type(value).__name__}{advice}")
 
 
-def _word(value: Any) -> str | None:
-    """The text of a value that JSON has as text; None where it is another one."""
-    if isinstance(value, (dt.datetime, dt.date, dt.time)):
-        return value.isoformat()
-    if isinstance(value, dt.timedelta):
-        return f"PT{value.total_seconds():.6f}".rstrip("0").rstrip(".") + "S"
-    if isinstance(value, (decimal.Decimal, PurePath, uuid.UUID)):
-        return str(value)
-    return None
-
-
 def _key(key: Any, path: str) -> Any:
-    key = key.value if isinstance(key, enum.Enum) else key
-    if key is None or isinstance(key, (str, bool, int, float)):
-        return key
-    word = _word(key)
-    if word is None and callable(getattr(key, "tolist", None)):
-        word = key.tolist()
-    if not isinstance(word, (str, int, float)):
-        raise _UnwritableError(f"at {path}: a key of type {type(key).__name__}")
-    return word
+    with contextlib.suppress(_UnwritableError):
+        plain = _plain(key, path, 0)
+        if not isinstance(plain, (list, dict)):
+            return plain
+    raise _UnwritableError(f"at {path}: a key of type {type(key).__name__}")
