@@ -25,6 +25,8 @@ _NAMES: Mapping[Any, str] = {
     type(None): "null",
 }
 _LISTS = (list, tuple, set)
+_SAYING = (Annotated, Required, NotRequired)
+"""What says more about the type in it."""
 
 
 def schema_of(function: Callable[..., Any]) -> dict[str, Any]:
@@ -34,20 +36,18 @@ def schema_of(function: Callable[..., Any]) -> dict[str, Any]:
     and a TypedDict are objects. A type that JSON does not have takes any value. Raises `TypeError`
     for arguments that have no name in a call, and for a signature that cannot be read.
     """
-    hints = _hints_of(function)
+    hints, parameters = _hints_of(function), _signature_of(function).parameters
     name = getattr(function, "__name__", repr(function))
-    properties: dict[str, Any] = {}
-    required: list[str] = []
-    for key, parameter in _signature_of(function).parameters.items():
+    for parameter in parameters.values():
         if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
             raise TypeError(
                 f"a tool takes named arguments, and {name} has {parameter}: wrap it in a function"
                 " whose arguments are named"
             )
-        properties[key] = _of_type(hints.get(key, Any))
-        if parameter.default is parameter.empty:
-            required.append(key)
-    return _object(properties, required)
+    return _object(
+        {key: hints.get(key, Any) for key in parameters},
+        [key for key, parameter in parameters.items() if parameter.default is parameter.empty],
+    )
 
 
 def arguments_of(function: Callable[..., Any], values: Mapping[str, Any]) -> dict[str, Any]:
@@ -61,8 +61,11 @@ def arguments_of(function: Callable[..., Any], values: Mapping[str, Any]) -> dic
     >>> arguments_of(look, {"place": [1, 2], "unit": "C"})
     {'place': (1, 2), 'unit': <Unit.CELSIUS: 'C'>}
     """
-    hints = _hints_of(function)
-    return {key: _value(hints.get(key, Any), value) for key, value in values.items()}
+    return _values(_hints_of(function), values)
+
+
+def _values(hints: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: _value(hints.get(name, Any), value) for name, value in values.items()}
 
 
 def with_whole_numbers(value: Any, schema: Any) -> Any:
@@ -102,12 +105,6 @@ def _whole(value: Any) -> Any:
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
-def _is_same(allowed: Any, value: Any) -> bool:
-    allowed = _bare_value(allowed)
-    is_bool = isinstance(allowed, bool) or isinstance(value, bool)
-    return bool(allowed == value) and (not is_bool or type(allowed) is type(value))
-
-
 def _signature_of(function: Callable[..., Any]) -> inspect.Signature:
     try:
         return inspect.signature(function)
@@ -129,10 +126,12 @@ def _unread(function: Callable[..., Any], why: str) -> TypeError:
     )
 
 
-def _object(properties: dict[str, Any], required: list[str]) -> dict[str, Any]:
+def _object(
+    hints: Mapping[str, Any], required: list[str], within: tuple[Any, ...] = ()
+) -> dict[str, Any]:
     return {
         "type": "object",
-        "properties": properties,
+        "properties": {name: _of_type(hint, within) for name, hint in hints.items()},
         "required": required,
         "additionalProperties": False,
     }
@@ -140,7 +139,7 @@ def _object(properties: dict[str, Any], required: list[str]) -> dict[str, Any]:
 
 def _bare(hint: Any) -> Any:
     """The type without what is said about it."""
-    while typing.get_origin(hint) in (Annotated, Required, NotRequired):
+    while typing.get_origin(hint) in _SAYING:
         hint = typing.get_args(hint)[0]
     return hint
 
@@ -159,26 +158,21 @@ def _fields_of(hint: Any) -> tuple[dict[str, Any], list[str]] | None:
     if typing.is_typeddict(hint):
         hints, required = _hints_of(hint), typing.cast(Any, hint).__required_keys__
         # where hints are text, the class does not know those that need not be there
-        optional = {
+        return hints, [
             name
-            for name, field_type in hints.items()
-            if typing.get_origin(field_type) is NotRequired
-        }
-        return hints, [name for name in hints if name in required - optional]
+            for name in hints
+            if name in required and typing.get_origin(hints[name]) is not NotRequired
+        ]
     return None
 
 
 def _of_type(hint: Any, within: tuple[Any, ...] = ()) -> dict[str, Any]:
     """The schema of a type; `within` are the objects that it is a part of."""
-    origin, type_args = typing.get_origin(hint), typing.get_args(hint)
-    if origin is Annotated:
-        words = next((argument for argument in type_args[1:] if isinstance(argument, str)), None)
-        return {
-            **_of_type(type_args[0], within),
-            **({} if words is None else {"description": words}),
-        }
-    if origin in (Required, NotRequired):
-        return _of_type(type_args[0], within)
+    origin, type_args = typing.get_origin(hint) or hint, typing.get_args(hint)
+    if origin in _SAYING:
+        words = [argument for argument in type_args[1:] if isinstance(argument, str)]
+        schema = _of_type(type_args[0], within)
+        return {**schema, "description": words[0]} if words else schema
     if origin is Literal:
         return {"enum": _values_of(hint, type_args)}
     if origin in (Union, types.UnionType):
@@ -186,64 +180,53 @@ def _of_type(hint: Any, within: tuple[Any, ...] = ()) -> dict[str, Any]:
     if origin is tuple and type_args and type_args[-1] is not ...:
         each = [_of_type(argument, within) for argument in type_args]
         return {"type": "array", "prefixItems": each, "minItems": len(each), "maxItems": len(each)}
-    if hint in _LISTS or origin in _LISTS:
+    if origin in _LISTS:
         return {"type": "array", **({"items": _of_type(type_args[0], within)} if type_args else {})}
     if isinstance(hint, type) and issubclass(hint, enum.Enum):
         return {"enum": _values_of(hint.__name__, hint)}
     fields = None if hint in within else _fields_of(hint)
     if fields is not None:
-        properties = {
-            name: _of_type(field_type, (*within, hint)) for name, field_type in fields[0].items()
-        }
-        return _object(properties, fields[1])
-    if hint in (dict, Mapping) or origin in (dict, Mapping) or hint in within:
+        return _object(*fields, (*within, hint))
+    if origin in (dict, Mapping) or hint in within:
         return {"type": "object"}
     return {"type": _NAMES[hint]} if hint in _NAMES else {}
 
 
 def _values_of(name: Any, members: Iterable[Any]) -> list[Any]:
-    values = [_bare_value(member) for member in members]
+    values = [member.value if isinstance(member, enum.Enum) else member for member in members]
     if not all(value is None or isinstance(value, (str, int, float)) for value in values):
         raise TypeError(f"{name} has members whose values JSON does not have: {values!r:.80}")
     return values
 
 
-def _bare_value(member: Any) -> Any:
-    return member.value if isinstance(member, enum.Enum) else member
+def _fits(value: Any, hint: Any) -> bool:
+    from pipegen.answer.json_check import wrong_in_json
+
+    return not wrong_in_json(value, _of_type(hint))
 
 
 def _value(hint: Any, value: Any) -> Any:
     """A value of the type's schema as the type."""
-    from pipegen.answer.json_check import wrong_in_json
-
     hint = _bare(hint)
-    origin, type_args = typing.get_origin(hint), typing.get_args(hint)
+    origin, type_args = typing.get_origin(hint) or hint, typing.get_args(hint)
     if origin in (Union, types.UnionType):
-        fitting_type = next(
-            (argument for argument in type_args if not wrong_in_json(value, _of_type(argument))),
-            Any,
-        )
-        return _value(fitting_type, value)
+        return _value(next((part for part in type_args if _fits(value, part)), Any), value)
     if isinstance(hint, type) and issubclass(hint, enum.Enum):
         return hint(value)
     if hint is int:
         return _whole(value)
     if origin is Literal:
-        return next((allowed for allowed in type_args if _is_same(allowed, value)), value)
-    if isinstance(value, list) and (hint in _LISTS or origin in _LISTS):
+        return next((part for part in type_args if _fits(value, Literal[part])), value)
+    if isinstance(value, list) and origin in _LISTS:
         fixed = origin is tuple and type_args[-1:] not in ((), (...,))
         each = type_args if fixed else (type_args[0] if type_args else Any,) * len(value)
         items = [_value(item_type, item) for item_type, item in zip(each, value, strict=True)]
-        return (origin or hint)(items)
+        return origin(items)
     if not isinstance(value, dict):
         return value
     fields = _fields_of(hint)
     if fields is not None:
-        arguments = {
-            name: _value(fields[0].get(name, Any), field_value)
-            for name, field_value in value.items()
-        }
-        return hint(**arguments)
-    if origin in (dict, Mapping) and len(type_args) == 2:
+        return hint(**_values(fields[0], value))
+    if origin in (dict, Mapping) and type_args:
         return {name: _value(type_args[1], item) for name, item in value.items()}
     return value
