@@ -13,6 +13,7 @@ session that one call of a tool opened serves the next one.
 from __future__ import annotations
 
 import contextlib
+import inspect
 import threading
 from collections.abc import Awaitable
 from contextvars import ContextVar
@@ -95,12 +96,13 @@ class ToolCalls:
             )
         return "" if loop.is_running() else "its event loop has ended"
 
-    def wait(
-        self, value: Awaitable[Any], seconds: float, loop: AbstractEventLoop | None = None
-    ) -> Any:
-        """What is awaited gives, or what it raised, in the thread of the caller. `TimeoutError`
-        after so many seconds: then it is cancelled. `loop` is its own, where it has one.
+    def wait(self, value: Any, seconds: float, loop: AbstractEventLoop | None = None) -> Any:
+        """What is awaited gives, or what it raised, in the thread of the caller; a value that
+        cannot be awaited itself. `TimeoutError` after so many seconds: then it is cancelled. `loop`
+        is its own, where it has one.
         """
+        if not inspect.isawaitable(value):
+            return value
         import asyncio
 
         with self._lock:

@@ -218,8 +218,11 @@ class Tools:
     def settings(self) -> Mapping[str, Any]:
         """The settings that change what a model is told, without those that are the default."""
         names = ("timeout", "raised", "max_bytes", "unread", "images")
-        values = {name: getattr(self, name) for name in names}
-        return {name: value for name, value in values.items() if value != getattr(Tools, name)}
+        return {
+            name: getattr(self, name)
+            for name in names
+            if getattr(self, name) != getattr(Tools, name)
+        }
 
     def generate(self, inputs: Sequence[GenerationResult]) -> Sequence[Slot[ToolReplies]]:
         """The answers of the tools to the calls of each result."""
@@ -285,15 +288,14 @@ class Tools:
         if not is_ok(decoded):
             return Success(f"error: the arguments are no JSON: {decoded.failure()!s:.200}")
         values = thaw(decoded.unwrap())
-        schema = next(
-            entry["function"] for entry in self.schemas if entry["function"]["name"] == name
-        )
+        schemas = (entry["function"] for entry in self.schemas)
+        schema = thaw(next(entry["parameters"] for entry in schemas if entry["name"] == name))
         from pipegen.answer.json_check import wrong_in_json
 
-        wrong = wrong_in_json(values, {**thaw(schema["parameters"]), "type": "object"})
+        wrong = wrong_in_json(values, {**schema, "type": "object"})
         if wrong:
             return Success(self._cut(f"error: wrong arguments: {wrong}"))
-        function = self.functions[name]
+        function, fails = self.functions[name], self.raised == "fail"
         loop = getattr(function, "loop", None)
         trouble = "" if loop is None else awaited.trouble(loop)
         if trouble:
@@ -301,41 +303,31 @@ class Tools:
             return Failure(StageFailed(words, stage=name))
 
         def work() -> Slot[Content]:
-            has_schema = _parameters_of(function) is not None
             keywords = (
-                with_whole_numbers(values, thaw(schema["parameters"]))
-                if has_schema
-                else arguments_of(function, values)
+                arguments_of(function, values)
+                if _parameters_of(function) is None
+                else with_whole_numbers(values, schema)
             )
-            given = function(**keywords)
-            if inspect.isawaitable(given):
-                given = awaited.wait(given, self.timeout, loop)
+            given = awaited.wait(function(**keywords), self.timeout, loop)
             if _is_failure(given):
                 return cast("Slot[Content]", given)
             content = content_of(given)
             if not is_error(given):
                 return content
-            if self.raised == "fail" and is_ok(content):
-                return Failure(StageFailed(text_of(content.unwrap())))
-            return content.map(lambda known: f"error: {text_of(known)}")
+            words = content.map(text_of)
+            if fails:
+                return words.bind(lambda text: Failure(StageFailed(text)))
+            return words.map(lambda text: f"error: {text}")
 
-        outcome = _within(work, self.timeout, traced=self.raised == "fail")
-        if outcome is not None and is_ok(outcome):
-            content = outcome.unwrap()
-            if is_ok(content):
-                return Success(self._shortened(content.unwrap()))
-            refused = content.failure()
-            if type(refused) is not StageFailed:
-                return content
-            words = f"the tool {name!r} failed: {refused.message}"
-            return Failure(StageFailed(words, stage=name))
-        error = (
-            StageFailed("it ended its thread, as sys.exit() does")
-            if outcome is None
-            else outcome.failure()
-        )
-        if outcome is not None and self.raised == "message":
-            return Success(self._cut(f"error: {error.message}"))
+        outcome = _within(work, self.timeout, traced=fails)
+        if not (fails or is_ok(outcome) or outcome is _ENDED):
+            return Success(self._cut(f"error: {outcome.failure().message}"))
+        content = outcome.bind(lambda given: given)
+        if is_ok(content):
+            return content.map(self._shortened)
+        error = content.failure()
+        if type(error) is not StageFailed:
+            return content
         words = f"the tool {name!r} failed: {error.message}"
         return Failure(StageFailed(words, stage=name, incident=error.incident))
 
@@ -374,9 +366,7 @@ def _opened(
     make, where = maker.make, next(iter(maker.codes))
 
     def made() -> Slot[Tools]:
-        given: Any = None if make is None else make(request)
-        if inspect.isawaitable(given):
-            given = awaited.wait(given, maker.timeout)
+        given: Any = awaited.wait(None if make is None else make(request), maker.timeout)
         if _is_failure(given):
             return cast("Slot[Tools]", given)
         close = getattr(given, "close", None)
@@ -385,7 +375,7 @@ def _opened(
         by_name, schemas = _by_name(methods_of(given))
         return Success(dataclasses.replace(maker, functions=by_name, schemas=schemas, make=None))
 
-    outcome = _within(made, maker.timeout, traced=True) or _ENDED
+    outcome = _within(made, maker.timeout, traced=True)
     if not is_ok(outcome):
         words = (
             f"the tools of this conversation were not made: {where}: {outcome.failure().message}"
@@ -404,12 +394,9 @@ def _is_failure(given: Any) -> bool:
 def _closed(maker: Tools, close: Callable[[], Any], awaited: ToolCalls) -> None:
     """Close the tools of a conversation that is over; the log has what that raises."""
 
-    def work() -> None:
-        given = close()
-        if inspect.isawaitable(given):
-            awaited.again().wait(given, maker.timeout)
-
-    outcome = _within(work, maker.timeout, traced=True) or _ENDED
+    outcome = _within(
+        lambda: awaited.again().wait(close(), maker.timeout), maker.timeout, traced=True
+    )
     if not is_ok(outcome) and not outcome.failure().incident:
         report(outcome.failure())
 
@@ -499,27 +486,25 @@ def _side_by_side(
     outcomes: dict[int, Result[Slot[Content], Exception]] = {}
 
     def run() -> None:
-        while not left():
-            taken = attempt(waiting.popleft)
-            if not is_ok(taken):
-                return
-            index, call = taken.unwrap()
-            outcomes[index] = attempt(partial(work, call))
+        with contextlib.suppress(IndexError):  # of the empty deque
+            while not left():
+                index, call = waiting.popleft()
+                outcomes[index] = attempt(partial(work, call))
 
     threads = [threading.Thread(target=run, daemon=True) for _ in calls[:CALLS]]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    slots = [outcomes[index] for index in sorted(outcomes)]
-    bugs = [outcome.failure() for outcome in slots if not is_ok(outcome)]
-    if bugs:
-        raise bugs[0]
-    return [outcome.unwrap() for outcome in slots]
+    ordered = [outcomes[index] for index in sorted(outcomes)]
+    for outcome in ordered:
+        if not is_ok(outcome):
+            raise outcome.failure()
+    return [outcome.unwrap() for outcome in ordered]
 
 
-def _within(work: Callable[[], T], seconds: float, *, traced: bool) -> Slot[T] | None:
-    """What `work` gives within so many seconds, in a thread of its own, or what it raised. None
+def _within(work: Callable[[], T], seconds: float, *, traced: bool) -> Slot[T]:
+    """What `work` gives within so many seconds, in a thread of its own, or what it raised. `_ENDED`
     where it raised what ends a thread or a program: it ends this thread, and no more.
     """
     from asyncio import CancelledError  # half of what `import pipegen` would cost
@@ -539,7 +524,7 @@ def _within(work: Callable[[], T], seconds: float, *, traced: bool) -> Slot[T] |
     threading.Thread(target=run, daemon=True).start()
     if not ended.wait(seconds):
         return Failure(StageFailed(f"TimeoutError: it took more than {seconds:g} seconds"))
-    return outcomes[0] if outcomes else None
+    return outcomes[0] if outcomes else _ENDED
 
 
 def _raised(raised: Raised) -> StageFailed:
