@@ -17,6 +17,8 @@ import typing
 from collections.abc import Callable, Iterable, Mapping
 from typing import Annotated, Any, Literal, NotRequired, Required, Union
 
+from typing_extensions import is_typeddict
+
 _NAMES: Mapping[Any, str] = {
     str: "string",
     int: "integer",
@@ -155,7 +157,7 @@ def _fields_of(hint: Any) -> tuple[dict[str, Any], list[str]] | None:
             field.name for field in fields if field.default is field.default_factory is missing
         ]
         return {field.name: hints[field.name] for field in fields}, required
-    if typing.is_typeddict(hint):
+    if is_typeddict(hint):
         hints, required = _hints_of(hint), typing.cast(Any, hint).__required_keys__
         # where hints are text, the class does not know those that need not be there
         return hints, [

@@ -20,6 +20,7 @@ from types import MappingProxyType
 from typing import Annotated, Any, ClassVar, Literal, NotRequired, TypedDict
 
 import pytest
+import typing_extensions
 from support.rowwise import Fuse, Rowwise
 
 import pipegen as pg
@@ -892,6 +893,22 @@ def test_schemas_of_tuples_enums_dataclasses_and_typed_dicts() -> None:
     }
     assert properties["days"] == {"type": "array", "items": {"type": "integer"}}
     assert properties["bare"] == {"type": "array"}
+
+
+class OtherSpan(typing_extensions.TypedDict):
+    first: Annotated[int, "the first day"]
+    last: NotRequired[int]
+
+
+def test_a_typed_dict_of_typing_extensions_is_one() -> None:
+    def one(span: Span) -> str:
+        return repr(span)
+
+    def other(span: OtherSpan) -> str:
+        return repr(span)
+
+    assert schema_of(other) == schema_of(one)
+    assert one_call(other, {"span": {"first": 2.0}}) == "{'first': 2}"
 
 
 def test_a_literal_may_be_a_member_of_an_enum() -> None:
