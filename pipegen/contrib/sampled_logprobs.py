@@ -8,8 +8,6 @@ from typing import Any, Final
 import pipegen as pg
 from pipegen.records.options import in_effect
 
-__all__ = ["sampled_logprobs"]
-
 _CHANGES: Final = ("temperature", "filter", "tokens", "bias", "penalty", "repeats", "structured")
 
 

@@ -11,8 +11,6 @@ import importlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-__all__ = ["features_of"]
-
 Item = Mapping[str, Any]
 Inputs = tuple[dict[str, Any], dict[str, Any]]
 """What vLLM takes: the values of all images, and how each is divided among them."""

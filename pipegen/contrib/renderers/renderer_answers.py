@@ -40,18 +40,6 @@ else:
     except ImportError:
         _Overlong, _Malformed = Exception, ValueError
 
-__all__ = [
-    "MalformedGenerateResponseError",
-    "PromptTooLongError",
-    "completion",
-    "ids",
-    "items_of",
-    "malformed",
-    "request_of",
-    "taken",
-    "words_of",
-]
-
 T = TypeVar("T")
 OPTIONS = resolve(GenerationOptions(logprobs=True))
 """What is asked of every engine; the sampling parameters are the caller's own."""

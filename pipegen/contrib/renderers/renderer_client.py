@@ -24,8 +24,6 @@ from pipegen.contrib.renderers.renderer_engine import (
 )
 from pipegen.contrib.renderers.renderer_vllm import VLLMBackend
 
-__all__ = ["generate"]
-
 _MEDIA = {
     "image": "image_url",
     "image_url": "image_url",

@@ -15,18 +15,6 @@ from typing import Any, ParamSpec, Protocol, TypeVar, runtime_checkable
 
 from pipegen.backends.servers.wire import WireRequest
 
-__all__ = [
-    "Completion",
-    "Generated",
-    "KeywordBackend",
-    "RendererBackend",
-    "TokenPrompt",
-    "ask",
-    "full_params",
-    "off_loop",
-    "post",
-]
-
 P = ParamSpec("P")
 R = TypeVar("R")
 _WORKERS: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, ThreadPoolExecutor] = (

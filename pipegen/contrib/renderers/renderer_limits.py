@@ -13,8 +13,6 @@ from typing import Any
 from pipegen.backends.servers.facts import models_of
 from pipegen.contrib.renderers.renderer_engine import root_of
 
-__all__ = ["LIMITS", "Limits"]
-
 EXPIRES_AFTER = 300.0
 """Seconds for which an answer is cached: a server may restart with another limit."""
 FACTS = ("max_req_input_len", "context_length")

@@ -27,8 +27,6 @@ from pipegen.contrib.renderers.renderer_limits import LIMITS
 from pipegen.records.fields import nearest
 from pipegen.records.option_table import wire_names
 
-__all__ = ["SGLangBackend"]
-
 RENAMED: Mapping[str, str] = {
     "min_tokens": "min_new_tokens",
     **dict(zip(wire_names("vllm").values(), wire_names("sglang").values(), strict=True)),

@@ -27,8 +27,6 @@ from pipegen.contrib.renderers.renderer_engine import (
 )
 from pipegen.contrib.renderers.renderer_limits import LIMITS
 
-__all__ = ["VLLMBackend"]
-
 
 class VLLMBackend:
     """vLLM. The sampling parameters are sent unchanged, except the renderer's stop token ids and

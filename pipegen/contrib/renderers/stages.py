@@ -20,8 +20,6 @@ from pipegen.records.options import ChatTemplateOptions, GenerationOptions, Stop
 from pipegen.records.requests import GenerationRequest, TextGenerationRequest
 from pipegen.records.results import GenerationResult
 
-__all__ = ["parse_with", "render_with"]
-
 
 def render_with(renderer: Any) -> Callable[[GenerationRequest], Slot[GenerationRequest]]:
     """A stage that renders a request's messages to token ids and adds the renderer's stop tokens;
