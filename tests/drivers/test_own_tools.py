@@ -629,7 +629,7 @@ def test_a_tool_may_fail_its_row_itself() -> None:
         return pg.Failure(pg.InvalidRequest("not this one"))
 
     def second() -> Any:
-        return pg.Failure(pg.StageFailed("gone"))
+        return pg.Failure(pg.StageFailed("gone", incident="4f"))
 
     def third() -> None: ...
 
@@ -640,6 +640,7 @@ def test_a_tool_may_fail_its_row_itself() -> None:
         pipe = pg.turns(pg.route(FakeEngine(both)), pg.tools(tools))
         error = pg.run(pipe, [asked()])[0].failure()
         assert type(error) is kind and words in error.message
+        assert error.incident == ("4f" if kind is pg.StageFailed else "")
 
 
 def test_a_tool_with_a_loop_of_its_own_is_awaited_there_or_refused_in_words() -> None:

@@ -431,6 +431,10 @@ def test_what_tools_give_becomes_json() -> None:
         (Colour.RED, "r"),
         ({Colour.RED: {"b", "a"}, day: (1, None)}, '{"r": ["a", "b"], "2026-01-02": [1, null]}'),
         ({3: True}.values(), "[true]"),
+        (
+            {numpy.datetime64("2026-01-02"): numpy.datetime64("2026-01-03")},
+            '{"2026-01-02": "2026-01-03"}',
+        ),
         (Model(), '{"mode": "json"}'),
         (None, "null"),
         ([{"type": "image", "title": "a cat"}], '[{"type": "image", "title": "a cat"}]'),
