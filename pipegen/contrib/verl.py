@@ -68,12 +68,9 @@ def agent_loop_outputs(
         extra["reward_extra_info"] = {}  # read by workers of several outputs
     outputs = []
     for rollout in result.rollouts:
-        later_images = rollout.image_digests != turns[0].image_digests
-        if (
-            response_length is not None
-            and len(rollout.token_ids) > response_length
-            and later_images
-        ):
+        response_ids = list(rollout.token_ids[:response_length])
+        is_cut = len(response_ids) < len(rollout.token_ids)
+        if is_cut and rollout.image_digests != turns[0].image_digests:
             raise ValueError(
                 f"the response has {len(rollout.token_ids)} ids and images of later turns: a cut"
                 f" at response_length={response_length} could divide one"
@@ -83,9 +80,9 @@ def agent_loop_outputs(
         outputs.append(
             AgentLoopOutput(
                 prompt_ids=list(rollout.prompt_token_ids),
-                response_ids=list(rollout.token_ids[:response_length]),
+                response_ids=response_ids,
                 response_mask=[int(sampled) for sampled in rollout.mask[:response_length]],
-                response_logprobs=None if logprobs is None else logprobs[:response_length],
+                response_logprobs=logprobs and logprobs[:response_length],
                 multi_modal_data={"images": images} if images else {},
                 reward_score=reward,
                 num_turns=2 * len(turns),

@@ -34,22 +34,14 @@ def features_of(media: Any) -> dict[str, Any]:
     ... )
     {'mm_hashes': {'image': ['a']}, 'mm_placeholders': {'image': [{'offset': 1, 'length': 4}]}, 'kwargs_data': None}
     """
-    kinds = {
-        kind
-        for part in (media.mm_hashes, media.mm_placeholders, media.mm_items)
-        for kind, entries in part.items()
-        if entries
-    }
-    if kinds - {"image"}:
+    parts = (media.mm_items, media.mm_hashes, media.mm_placeholders)
+    kinds = {kind for part in parts for kind, entries in part.items() if entries} - {"image"}
+    if kinds:
         raise NotImplementedError(
-            f"prepared {', '.join(sorted(kinds - {'image'}))} cannot be sent to vLLM here; pass"
+            f"prepared {', '.join(sorted(kinds))} cannot be sent to vLLM here; pass"
             " process_multimodal=False"
         )
-    items = list(media.mm_items.get("image") or ())
-    hashes, places = (
-        list(media.mm_hashes.get("image") or ()),
-        list(media.mm_placeholders.get("image") or ()),
-    )
+    items, hashes, places = (list(part.get("image") or ()) for part in parts)
     if len(hashes) != len(places) or (items and len(items) != len(places)):
         raise ValueError(
             f"the renderer gave {len(items)} images, {len(hashes)} hashes and {len(places)} places:"
