@@ -45,7 +45,7 @@ BUDGETS = {
     "cli": 40_300,
     "records": 38_850,
     "report": 33_700,
-    "drivers": 32_550,
+    "drivers": 32_400,
     "jobs": 32_000,
     "testing": 25_200,
     "stages": 24_700,

@@ -110,29 +110,32 @@ def _is_pil(value: Any) -> bool:
     return pil is not None and isinstance(value, pil.Image)
 
 
-def _kind(value: Any) -> Any:
-    return value.get("type") if isinstance(value, Mapping) else getattr(value, "type", None)
-
-
 def _is_image(value: Any) -> bool:
-    if _is_pil(value):
-        return True
-    if not isinstance(value, Mapping):
-        return _kind(value) == "image" and hasattr(value, "data") and hasattr(value, "model_dump")
-    image = value.get("image")
-    is_source = isinstance(image, (str, bytes, bytearray, PurePath)) or _is_pil(image)
-    is_mcp = isinstance(value.get("data"), str) and "mimeType" in value
-    if value.get("type") == "image_url":
-        return isinstance(value.get("image_url"), (str, Mapping))
-    return value.get("type") == "image" and (is_source or is_mcp)
+    match value:
+        case (
+            {"type": "image_url", "image_url": str() | Mapping()}
+            | {"type": "image", "data": str(), "mimeType": _}
+            | {"type": "image", "image": str() | bytes() | bytearray() | PurePath()}
+        ):
+            return True
+        case {"type": "image", "image": image}:
+            return _is_pil(image)
+        case Mapping():
+            return False
+        case object(type="image", data=_, model_dump=_):  # of MCP
+            return True
+    return _is_pil(value)
 
 
 def _is_block(value: Any) -> bool:
-    if isinstance(value, str) or _is_image(value):
-        return True
-    if isinstance(value, Mapping):
-        return value.get("type") == "text" and isinstance(value.get("text"), str)
-    return _kind(value) == "text" and hasattr(value, "text") and hasattr(value, "model_dump")
+    match value:
+        case str() | {"type": "text", "text": str()}:
+            return True
+        case Mapping():
+            return _is_image(value)
+        case object(type="text", text=_, model_dump=_):  # of MCP
+            return True
+    return _is_image(value)
 
 
 def _part(value: Any, path: str) -> dict[str, Any]:
@@ -144,7 +147,7 @@ def _part(value: Any, path: str) -> dict[str, Any]:
         value.save(file, "PNG")
         return _image_part(file.getvalue())
     if not isinstance(value, Mapping):
-        kind, inner = _kind(value), _either(value, "resource") or value
+        kind, inner = _either(value, "type"), _either(value, "resource") or value
         data, media = _either(inner, "data", "blob"), _either(inner, "mime_type", "mimeType")
         if data is not None and (kind == "image" or str(media).startswith("image/")):
             return _image_part(base64.b64decode(data, validate=True))
@@ -222,29 +225,31 @@ def _plain(value: Any, path: str, depth: int) -> Any:
     """The value as JSON has it."""
     if depth > _DEEPEST:
         raise _UnwritableError(f"at {path}: it is nested more than {_DEEPEST} deep")
-    if isinstance(value, enum.Enum):
-        return _plain(value.value, path, depth + 1)
-    if value is None or isinstance(value, (str, bool, int, float)):
-        return value
-    if isinstance(value, (dt.date, dt.time)):
-        return value.isoformat()
-    if isinstance(value, dt.timedelta):
-        return f"PT{value.total_seconds():.6f}".rstrip("0").rstrip(".") + "S"
-    if isinstance(value, (decimal.Decimal, PurePath, uuid.UUID)):
-        return str(value)
-    if isinstance(value, Mapping):
-        return {
-            _key(key, path): _plain(item, f"{path}.{key}", depth + 1) for key, item in value.items()
-        }
-    if isinstance(value, AbstractSet):
-        items = [_plain(item, f"{path}[...]", depth + 1) for item in value]
-        return sorted(items, key=lambda item: json.dumps(item, sort_keys=True))
-    if isinstance(value, (Sequence, ValuesView)) and not isinstance(
-        value, (bytes, bytearray, memoryview)
-    ):
-        return [_plain(item, f"{path}[{index}]", depth + 1) for index, item in enumerate(value)]
-    if isinstance(value, type):
-        raise _UnwritableError(f"at {path}: the type {value.__name__}")
+    match value:
+        case enum.Enum():
+            return _plain(value.value, path, depth + 1)
+        case None | str() | int() | float():
+            return value
+        case dt.date() | dt.time():
+            return value.isoformat()
+        case dt.timedelta():
+            return f"PT{value.total_seconds():.6f}".rstrip("0").rstrip(".") + "S"
+        case decimal.Decimal() | PurePath() | uuid.UUID():
+            return str(value)
+        case Mapping():
+            return {
+                _key(key, path): _plain(item, f"{path}.{key}", depth + 1)
+                for key, item in value.items()
+            }
+        case AbstractSet():
+            items = [_plain(item, f"{path}[...]", depth + 1) for item in value]
+            return sorted(items, key=lambda item: json.dumps(item, sort_keys=True))
+        case bytes() | bytearray() | memoryview():
+            pass
+        case Sequence() | ValuesView():
+            return [_plain(item, f"{path}[{index}]", depth + 1) for index, item in enumerate(value)]
+        case type():
+            raise _UnwritableError(f"at {path}: the type {value.__name__}")
     fields: Any = getattr(type(value), "__attrs_attrs__", None)
     fields = dataclasses.fields(value) if dataclasses.is_dataclass(value) else fields
     if fields is not None:

@@ -314,10 +314,9 @@ class Tools:
             content = content_of(given)
             if not is_error(given):
                 return content
-            words = content.map(text_of)
-            if fails:
-                return words.bind(lambda text: Failure(StageFailed(text)))
-            return words.map(lambda text: f"error: {text}")
+            if fails and is_ok(content):
+                return Failure(StageFailed(text_of(content.unwrap())))
+            return content.map(lambda known: f"error: {text_of(known)}")
 
         outcome = _within(work, self.timeout, traced=fails)
         if not (fails or is_ok(outcome) or outcome is _ENDED):
