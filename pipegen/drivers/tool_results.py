@@ -122,7 +122,7 @@ def _is_image(value: Any) -> bool:
             return _is_pil(image)
         case Mapping():
             return False
-        case object(type="image", data=_, model_dump=_):  # of MCP
+        case object(model_dump=_, type="image", data=_):  # of MCP
             return True
     return _is_pil(value)
 
@@ -133,7 +133,7 @@ def _is_block(value: Any) -> bool:
             return True
         case Mapping():
             return _is_image(value)
-        case object(type="text", text=_, model_dump=_):  # of MCP
+        case object(model_dump=_, type="text", text=_):  # of MCP
             return True
     return _is_image(value)
 
