@@ -12,11 +12,13 @@ import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 from device import HERE, finished, held, on_gpu, prompts, sizes
 
 import pipegen as pg
+from pipegen.backends.hf import shared_columns
 from pipegen.core.errors import CallFailed
 
 Line = tuple[str, str, bool | None]
@@ -316,27 +318,40 @@ def shared(folder: Path) -> list[Line]:
     ids = [head + own for own in prompts(2 * sizes().rows, 8, 32)]
     for dtype in ("float32", "bfloat16"):
         seconds, found = list[float](), list[list[tuple[int, ...]]]()
-        for least in (128, math.inf):
-            with pg.backends.hf(str(folder), dtype=dtype, batch_size=sizes().rows) as route:
+        for least, kernel in ((128, True), (math.inf, True), (128, False)):
+            with (
+                mock.patch.object(
+                    shared_columns, "_kernel", shared_columns._kernel if kernel else _no_kernel
+                ),
+                pg.backends.hf(str(folder), dtype=dtype, batch_size=sizes().rows) as route,
+            ):
                 route.engine.computing.prefixes._held = least
                 pg.run(route, requests(ids, 2))
                 begun = finished()
                 found.append(ids_of(pg.run(route, requests(ids, sizes().tokens))))
                 seconds.append(finished() - begun)
-        same = sum(map(tuple.__eq__, *found))
+        for other, ways in ((1, "held once and copied"), (2, "with the flash kernel and without")):
+            same = sum(map(tuple.__eq__, found[0], found[other]))
+            lines.append(
+                (
+                    f"{dtype}: rows with {len(head)} shared tokens that are the same {ways}",
+                    f"{same} of {len(ids)}",
+                    same == len(ids) if dtype == "float32" else None,
+                )
+            )
         lines += [
             (
-                f"{dtype}: rows that are the same where {len(head)} tokens are held once",
-                f"{same} of {len(ids)}",
-                same == len(ids) if dtype == "float32" else None,
-            ),
-            (
-                f"{dtype}: time with copies over that",
-                f"{seconds[1] / seconds[0]:.2f}",
+                f"{dtype}: time {way} over held once",
+                f"{seconds[other] / seconds[0]:.2f}",
                 None,
-            ),
+            )
+            for other, way in ((1, "with copies"), (2, "held once without the kernel"))
         ]
     return lines
+
+
+def _no_kernel(*_: object) -> None:
+    """In the place of torch's flash attention: plain products."""
 
 
 class Full:

@@ -33,7 +33,7 @@ from pipegen.cli.sources import Asked
 from pipegen.cli.usage import load_of
 from pipegen.io import jsonl
 from pipegen.io.tables import Columns
-from pipegen.jobs.in_flight import DEATHS
+from pipegen.jobs.in_flight import DEATHS, _keys_in
 from pipegen.records.messages import plain_messages
 from pipegen.testing.faulty import FaultyServer
 
@@ -303,7 +303,9 @@ def test_a_model_that_cannot_load_ends_the_command_with_its_own_error(
     err = (tmp_path / "err").read_text()
     assert err.count("the tokenizer's files are missing") == 1
     assert "Traceback" not in err and "died" not in err
-    assert list(Path(f"{out}.job").glob("running-*")) == []
+    # the other replica may be killed while it loads, and leaves a file that names no row
+    left = Path(f"{out}.job").glob("running-*")
+    assert not any(_keys_in(file.read_bytes()) for file in left)
     assert lines_of(Path(f"{out}.job")) == []
     assert command(source, out, "--max-new-tokens", "2").wait(LIMIT) == 0
 

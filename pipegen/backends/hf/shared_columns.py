@@ -11,7 +11,8 @@ Rows of one chain, of several, and rows without any are in one batch.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -178,10 +179,9 @@ def _with_sums(
     """Attention and the log-sum-exp of each query's scores, of which the parts are joined: shapes
     (rows, heads, queries, size) and (rows, heads, queries), in float32 or float64.
     """
-    if query.device.type == "cpu" and query.shape[-1] == value.shape[-1]:
-        out, sums = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
-            query, key, value, attn_mask=mask, scale=scale
-        )
+    kernel = _kernel(query, key, value, mask)
+    if kernel is not None:
+        out, sums, *_ = kernel(query, key, value, scale=scale)
         return out.to(sums.dtype), sums
     factor: float = query.shape[-1] ** -0.5 if scale is None else scale
     rows, heads, queries, _ = query.shape
@@ -198,3 +198,23 @@ def _with_sums(
         outs.append((weights @ value).to(kind))
         all_sums.append(sums)
     return torch.cat(outs, dim=2), torch.cat(all_sums, dim=2)
+
+
+def _kernel(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None
+) -> Callable[..., tuple[torch.Tensor, ...]] | None:
+    """torch's flash attention, which gives the log-sum-exp too. A CPU has one for all; that of a
+    GPU takes half precision, no mask, and sizes that are multiples of eight.
+    """
+    size = query.shape[-1]
+    if size != value.shape[-1]:
+        return None
+    if query.device.type == "cpu":
+        return functools.partial(
+            torch.ops.aten._scaled_dot_product_flash_attention_for_cpu, attn_mask=mask
+        )
+    if query.device.type == "cuda" and mask is None and size % 8 == 0:
+        asked = torch.backends.cuda.SDPAParams(query, key, value, None, 0.0, False, False)
+        if torch.backends.cuda.can_use_flash_attention(asked):
+            return torch.ops.aten._scaled_dot_product_flash_attention
+    return None

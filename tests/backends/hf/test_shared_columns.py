@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from support.models import encoded
+from torch._subclasses.fake_tensor import FakeTensorMode
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from pipegen.backends.hf import attention, cache as caches, shared_columns
@@ -144,6 +145,35 @@ def test_a_query_that_sees_nothing_of_its_own_columns_gives_numbers() -> None:
     for value in (torch.randn(1, 2, 3, 8), torch.randn(1, 2, 3, 6)):
         shared = SharedKeys([(key[0], value[0], None)])
         assert shared_columns.attend(query, key, value, mask, None, shared).isfinite().all()
+
+
+@pytest.mark.parametrize(
+    ("dtype", "size", "masked", "flash"),
+    [
+        (torch.bfloat16, 8, False, True),
+        (torch.float16, 8, False, True),
+        (torch.bfloat16, 8, True, False),
+        (torch.bfloat16, 6, False, False),
+        (torch.float32, 8, False, False),
+    ],
+)
+def test_a_gpu_reads_what_is_shared_by_its_flash_attention(
+    dtype: torch.dtype, size: int, masked: bool, flash: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tensors without numbers show which operator a GPU runs, and the shapes that it gives."""
+
+    def in_half_precision(asked: Any) -> bool:
+        return asked.query.dtype in {torch.float16, torch.bfloat16}
+
+    monkeypatch.setattr(torch.backends.cuda, "can_use_flash_attention", in_half_precision)
+    with FakeTensorMode():
+        query, key = (torch.empty(1, 2, n, size, dtype=dtype, device="cuda") for n in (12, 5))
+        mask = torch.empty(1, 1, 1, 5, dtype=dtype, device="cuda") if masked else None
+        assert (shared_columns._kernel(query, key, key, mask) is not None) == flash
+        if flash:
+            out, sums = shared_columns._with_sums(query, key, key, mask, 0.3)
+            assert (out.shape, sums.shape) == ((1, 2, 12, size), (1, 2, 12))
+            assert out.dtype == sums.dtype == torch.float32
 
 
 def test_models_that_make_other_keys_of_those_in_the_cache_share_nothing() -> None:
