@@ -4,9 +4,10 @@ few lines over it.
 Requests are taken from the input and become rows. Rows go through the stages up to their next calls
 (`pipegen.core.interpreter`), and are added to the session of the engine that they want. A step of a
 session brings the answers of rows that have ended; these go on at once. Its `side_by_side` says how
-much a step is. When the last row of a request is at the end of the pipe, the request has its slot.
-Of an input that is read, all calls of one engine are one session. Rows are added to it at any time.
-No request waits for another one, and an engine has rows to work on as long as there is input.
+many rows a step advances at most. When the last row of a request is at the end of the pipe, the
+request has its slot. Of an input that is read, all calls of one engine are one session. Rows are
+added to it at any time. No request waits for another one, and an engine has rows to work on as long
+as there is input.
 
 **A whole batch** is there from the start. All its rows that want an engine at one place of the pipe
 are one call of it, in a session of its own. They go on when all of them have ended. A call begins

@@ -1,10 +1,10 @@
-"""How engines are called: each call is a session, to which rows are added, and whose steps tell what
-has come.
+"""How engines are called: each call is a session, to which rows are added, and whose steps return
+events.
 
 An engine that takes rows while it works has a session of its own:
 
 - `open(wake, tokens=..., loop=..., fed=...)` gives a session without rows. `wake` may be called
-  from any thread. With `tokens`, the tokens of each row are told as they are made. With `loop`, the
+  from any thread. With `tokens`, there are events of the tokens of each row too. With `loop`, the
   event loop of an asynchronous caller, no step waits: `wake` is called when something has come.
   With `fed`, rows are added at any time, and each is a call of its own; otherwise all are added
   before the first step.
@@ -72,8 +72,8 @@ def answers(backend: Any, inputs: Sequence[Any]) -> list[Slot[Any]]:
 
 class BatchSession:
     """A session of a backend that takes no rows while it works. A step is a call of it, with all
-    rows that wait; those that are to be scored are one of `score`. Where tokens are to be told, it
-    is its `stream` that is read, if it has one.
+    rows that wait; those that are to be scored are one of `score`. Where tokens are wanted, its
+    `stream` is read, if it has one.
 
     Where it is awaited, a thread of its own works.
     """

@@ -124,9 +124,9 @@ class Written(NamedTuple):
 
 
 def written_from(text: bytes, id: Callable[[], str | None]) -> Written | None:
-    """The result of a journal's line, unless `to_plain` would write it in another way: lines of
-    earlier versions, and what takes more than a look. That is failures, and results with samples,
-    log probabilities, earlier answers or routes that were tried.
+    """The result of a journal's line, if `to_plain` would write it in the same way. None for lines
+    of earlier versions, for failures, and for results with samples, log probabilities, earlier
+    answers or routes that were tried.
 
     The line is matched, and not parsed: that takes a quarter of the time.
 

@@ -42,7 +42,7 @@ class Finish(StrEnum):
     EOS = "eos"
     """The model ended its answer."""
     STOP_TOKEN = "stop_token"
-    """An id of `stop_token_ids` ended it."""
+    """An id of `stop_token_ids`, or a stop that is one special token, ended it."""
     STOP_STRING = "stop_string"
     """A stop string ended it."""
     PLUGIN = "plugin"
