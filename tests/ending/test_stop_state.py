@@ -53,6 +53,23 @@ class TestHalting:
         seen = (fed(row, "aSTOPbc"), row.finish, row.stop, row.count)
         assert seen == (["a", "", "", "", ""], Finish.STOP_STRING, "STOP", 3)
 
+    def test_stored_tokens_are_read_as_far_as_a_stop_may_reach_back(self) -> None:
+        row = follower(stop=("END",), text=False)
+        fed(row, "xEN")
+        assert set(TOY.encode("EN")) <= row.stop_safe.keys()  # they are stored, and not read yet
+        fed(row, "D")
+        assert (row.finish, row.stop, row.count) == (Finish.STOP_STRING, "END", 4)
+
+    @pytest.mark.parametrize(("least", "stop"), [(0, "\ufffd"), (1, None)])
+    def test_a_stop_in_what_was_held_back_counts_as_its_token_does(
+        self, least: int, stop: str | None
+    ) -> None:
+        row = follower(stop=("\ufffd",), min_new_tokens=least)
+        row.feed(0xC3)  # the first byte of two
+        assert row.finish is None
+        row.close(aborted=True)
+        assert row.stop == stop
+
     @pytest.mark.parametrize("text", ["abcd", "ab"])
     def test_it_runs_while_nothing_ends_it(self, text: str) -> None:
         row = follower(stop=("STOP",))
