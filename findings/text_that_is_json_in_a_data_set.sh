@@ -4,8 +4,8 @@
 # Json column: load_dataset does it by itself, from_list with `on_mixed_types="use_json"`. One expects
 # the values as they were. But a text that is JSON is stored as what it says, not as a text: an answer
 # '{"city": "Rome"}' comes back as a dict, "42" as a number, "007" as 7, and "null" as None. A chat
-# template then writes other text, without quotes or without the zeros, or no text. There is no error
-# and no warning. Without the list all texts stay, so one image at the end of a file changes its rows.
+# template then writes other text, without the quotes or the zeros, or none. There is no error and no
+# warning. Without the list all texts stay, so one row with an image changes the rows that have none.
 # datasets 5.2.0. Checked 2026-11-29.
 set -euo pipefail
 folder="$(mktemp -d)"
