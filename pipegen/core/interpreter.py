@@ -6,8 +6,8 @@ and no row keeps anything that is running: a row can be pickled, kept, and go on
 driver performs calls (`pipegen.drivers.drive`): it gives a row the answer
 (`row.answered(slot)`), and advances it again.
 
-Rows that are advanced together go through each stage together, so equal work is done once. A failed
-row goes past all stages.
+Rows that are advanced together are prepared together, so equal work is done once. From there each
+goes through its stages alone, up to the next ones that prepare. A failed row goes past all stages.
 
 >>> from returns.result import Success
 >>> from pipegen.core.pipe import pure

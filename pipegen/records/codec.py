@@ -3,8 +3,8 @@
 For a line of a file of results, `pipegen.io.jsonl` adds `id` and `ok` to the data, and
 `strict_json.dump` makes the text. Requests are read by `pipegen.records.parse_request`.
 
-The type of a field says how its values are written and read. Its `FieldRow`, where it has one, says
-by which name lines and tables have it, if they do. So a field is added to a record in one place. NaN
+The type of a field says how its values are written and read. Its `FieldRow` names it in lines and
+tables, or keeps it out of them. So a field is added to a record in one place. NaN
 and infinities are written as strings. What is read is checked as any record is, and a field that
 the record does not have is refused.
 
