@@ -19,9 +19,8 @@ from typing import Any, NamedTuple
 
 from returns.result import Failure, Success
 
-from pipegen.answer.json_formats import PATTERNS
-from pipegen.answer.number_regex import BOUNDS, numbers
 from pipegen.answer.regex_check import ascii_regex, edge_in, found_in
+from pipegen.answer.value_patterns import BOUNDS, PATTERNS, numbers
 from pipegen.core.errors import TemplateFailed
 from pipegen.core.foreign_calls import attempt
 from pipegen.core.slots import Slot, is_ok

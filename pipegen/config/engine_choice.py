@@ -21,10 +21,16 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any
 from urllib.parse import urlsplit
 
-from pipegen.config.chat_fields import field_refusal, with_fields
 from pipegen.config.config_files import Place
 from pipegen.config.generation import is_option, options_beside
-from pipegen.config.keys import KEYS, SYSTEM_NAMES, keys_of, legacy_key_hint
+from pipegen.config.keys import (
+    KEYS,
+    SYSTEM_NAMES,
+    field_refusal,
+    keys_of,
+    legacy_key_hint,
+    with_fields,
+)
 from pipegen.config.secret_sources import expanded, provider_variables
 from pipegen.core.names import CLOSE
 from pipegen.engines.settings import (
