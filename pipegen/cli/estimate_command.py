@@ -132,10 +132,10 @@ class Estimate(ErrorCounts):
         """The estimate as plain data: with prices for a million tokens, prompt and generated, the
         most that it costs; with a speed, how long it takes.
         """
-        answered = self.requests - self.errors.total()
+        answered = self.requests - self.failed
         plain: dict[str, Any] = {
             "requests": self.requests,
-            "failed": self.errors.total(),
+            "failed": self.failed,
             "prompt_tokens": self.prompt_tokens,
             "mean_prompt_tokens": round(self.prompt_tokens / answered, 1) if answered else 0.0,
             "longest_prompt": (
@@ -149,10 +149,7 @@ class Estimate(ErrorCounts):
             ),
             "most_completion_tokens": self.completion_tokens,
             "later_turns": self.later_turns,
-            "errors": {
-                kind: {"count": count, "first": self.first[kind]}
-                for kind, count in self.errors.most_common()
-            },
+            "errors": self.of_errors(),
             "too_long": [{"id": name, "tokens": tokens} for name, tokens in self.too_long],
         }
         if price is not None:

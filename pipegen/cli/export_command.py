@@ -106,21 +106,17 @@ def _is_text(value: Any) -> bool:
     return isinstance(value, str)
 
 
-def _is_text_or_none(value: Any) -> bool:
-    return value is None or isinstance(value, str)
-
-
-def _is_truth(value: Any) -> bool:
-    return isinstance(value, bool)
-
-
 def _are_texts(value: Any) -> bool:
     return isinstance(value, list | tuple) and all(map(_is_text, value))
 
 
 _CHECKS: Mapping[str, Callable[[Any], bool]] = {
-    **dict.fromkeys(("source", "prompt", "system", "image_root"), _is_text_or_none),
-    **dict.fromkeys(("brief", "allow_http", "drop_final_answer"), _is_truth),
+    **dict.fromkeys(
+        ("source", "prompt", "system", "image_root"), lambda value: value is None or _is_text(value)
+    ),
+    **dict.fromkeys(
+        ("brief", "allow_http", "drop_final_answer"), lambda value: isinstance(value, bool)
+    ),
     **dict.fromkeys(("kept", "images", "allowed_hosts"), _are_texts),
     "model": _is_text,
     "columns": lambda value: isinstance(value, dict) and all(map(_is_text, value.values())),

@@ -68,6 +68,18 @@ class ErrorCounts:
     first: dict[str, str] = field(default_factory=dict)
     """The first request that failed with each type of error, and its message."""
 
+    @property
+    def failed(self) -> int:
+        """How many failed."""
+        return self.errors.total()
+
+    def of_errors(self) -> dict[str, Any]:
+        """The counts and the first failures as plain data."""
+        return {
+            kind: {"count": count, "first": self.first[kind]}
+            for kind, count in self.errors.most_common()
+        }
+
     def count_error(self, name: object, error: GenerationError) -> None:
         """Count a request of this name."""
         kind = type(error).__name__
@@ -291,11 +303,6 @@ class Tally(ErrorCounts):
     """Failed samples of requests with other samples that succeeded."""
     unanswered: int = 0
     """Answers that reached the length limit while the model was thinking."""
-
-    @property
-    def failed(self) -> int:
-        """How many failed."""
-        return self.errors.total()
 
     @property
     def done(self) -> int:

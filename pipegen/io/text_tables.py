@@ -4,8 +4,8 @@ types: these are found.
 >>> import tempfile
 >>> file = tempfile.NamedTemporaryFile(suffix=".csv")
 >>> _ = file.write(b"id,prompt\\n7,Hi\\n8,\\n"), file.flush()
->>> [row for _, row in csv_rows(file.name)]
-[{'id': '7', 'prompt': 'Hi'}, {'id': '8', 'prompt': None}]
+>>> [*csv_cells(file.name)]
+[['id', 'prompt'], ['7', 'Hi'], ['8', '']]
 >>> [line.data for line in items_of(io.BytesIO(b'[{"a": "],"}, [1, 2],\\n{}]'))]
 [b'{"a": "],"}', b'[1, 2]', b'{}']
 """
@@ -136,17 +136,6 @@ _LONGEST_CELL = 256 * 2**20
 _INT64 = 2**63
 _EXACT = 2**53
 """The largest whole number up to which a double holds all."""
-
-
-def csv_rows(path: str | os.PathLike[str]) -> Iterator[tuple[int, dict[str, Any] | str]]:
-    """The rows of a CSV or TSV file with a header, each with its number: the cells as text, empty
-    ones as None. A row that has too many cells is what is wrong.
-
-    Raises `TableError` where the file is no CSV.
-    """
-    lines = csv_cells(path)
-    header = next(lines)
-    return ((number, csv_values(header, cells)) for number, cells in enumerate(lines, 1))
 
 
 def csv_values(header: Sequence[str], cells: list[str]) -> dict[str, Any] | str:

@@ -182,7 +182,7 @@ def _sample(source: ImageSource, policy: ImagePolicy) -> bytes:
     if path is not None:
         with _file(path, policy) as file:
             return _pieces(file, os.fstat(file.fileno()).st_size)
-    data = source.data if source.data is not None else _read(source, policy)
+    data = _read(source, policy)
     return _pieces(io.BytesIO(data), len(data))
 
 
@@ -198,7 +198,7 @@ def _pieces(stream: BinaryIO, size: int) -> bytes:
 
 def _read_one(index: int, source: ImageSource, policy: ImagePolicy) -> Slot[bytes]:
     try:
-        return Success(source.data if source.data is not None else _read(source, policy))
+        return Success(_read(source, policy))
     except SourceRejected as refused:
         hint = refused.hint
         if isinstance(source, VideoSource):
@@ -215,6 +215,8 @@ def _unread(index: int, raised: Raised, source: ImageSource) -> BadImage | BadVi
 
 
 def _read(source: ImageSource, policy: ImagePolicy) -> bytes:
+    if source.data is not None:
+        return source.data
     if source.path is not None:
         return _read_file(source.path, policy)
     url = source.url or ""

@@ -30,6 +30,7 @@ from pipegen.core.foreign_calls import Raised, guard_result
 from pipegen.core.slots import Slot, is_ok
 from pipegen.media.frames import VideoSpec, choose_frames, frame_spec, most_frames
 from pipegen.media.image import open_image, sized
+from pipegen.media.source import SourceRejected
 from pipegen.records.messages import VideoSource
 from pipegen.records.options import VlmPreprocessOptions
 from pipegen.records.requests import ImagePolicy
@@ -76,14 +77,6 @@ class _Frame(NamedTuple):
 
     time: float
     image: Image.Image
-
-
-class _Refused(Exception):
-    """Why a video is not used, and what to do."""
-
-    def __init__(self, why: str, hint: str = "") -> None:
-        super().__init__(why)
-        self.hint = hint
 
 
 def prepare_video(
@@ -144,7 +137,7 @@ def frames_of(source: VideoSource, index: int, chosen: Any) -> Slot[list[_Frame]
     def work() -> Slot[list[_Frame]]:
         try:
             return Success(_decoded(source, partial(chosen, whole=False)))
-        except _Refused as refused:
+        except SourceRejected as refused:
             return Failure(BadVideo(index, message=f"video {index} {refused}", hint=refused.hint))
 
     return guard_result(work, unknown, known=_KNOWN)
@@ -249,24 +242,30 @@ def _joined(
 
 
 def _decoded(source: VideoSource, choose: Any) -> list[_Frame]:
-    """The chosen frames of a file. Raises `_Refused` and what `_KNOWN` lists."""
+    """The chosen frames of a file. Raises `SourceRejected`, and what `_KNOWN` lists."""
     data = source.data or b""
     if not data:
-        raise _Refused("is empty: 0 bytes")
+        raise SourceRejected("is empty: 0 bytes")
     moments = _moments(source, data)
-    places = choose(_times(moments))
-    decoded = _shown(source, data, [moments[place] for place in places])
+    places, decoded = _chosen(source, data, moments, choose)
     if decoded.moments != moments:  # packets that show nothing, or several frames
         if not decoded.moments:
-            raise _Refused("has no frame that can be decoded")
+            raise SourceRejected("has no frame that can be decoded")
         moments = decoded.moments
-        places = choose(_times(moments))
-        decoded = _shown(source, data, [moments[place] for place in places])
+        places, decoded = _chosen(source, data, moments, choose)
     times = _times(moments)
     missing = [place for place in places if moments[place] not in decoded.images]
     if missing:
-        raise _Refused(f"has no frame at {times[missing[0]]:g} s that can be decoded")
+        raise SourceRejected(f"has no frame at {times[missing[0]]:g} s that can be decoded")
     return [_Frame(times[place], decoded.images[moments[place]]) for place in places]
+
+
+def _chosen(
+    source: VideoSource, data: bytes, moments: Sequence[Fraction], choose: Any
+) -> tuple[list[int], _Shown]:
+    """The places that are chosen, and what the file shows there."""
+    places = choose(_times(moments))
+    return places, _shown(source, data, [moments[place] for place in places])
 
 
 def _times(moments: Sequence[Fraction]) -> list[float]:
@@ -282,7 +281,7 @@ def _open(data: bytes) -> Any:
     try:
         return av.open(io.BytesIO(data), "r", options=options, metadata_errors="replace")
     except (FFmpegError, OSError, ValueError) as raised:
-        raise _Refused(
+        raise SourceRejected(
             f"({len(data)} bytes) is not a video in a known container ({', '.join(FORMATS)})",
             "check that it is a complete video; convert others to MP4 or WebM",
         ) from raised
@@ -295,17 +294,19 @@ def _stream(container: Any, source: VideoSource) -> Any:
     ]
     if not streams:
         sound = " but sound" if container.streams.audio else ""
-        raise _Refused(
+        raise SourceRejected(
             f"holds no frames{sound}",
             "give a file with a video stream; pipegen takes no sound",
         )
     stream = streams[0]
     if stream.codec_context is None:
-        raise _Refused("has a codec that is not known", "convert it to H.264 in MP4, or to WebM")
+        raise SourceRejected(
+            "has a codec that is not known", "convert it to H.264 in MP4, or to WebM"
+        )
     most = source.max_pixels or ImagePolicy().max_source_pixels
     width, height = stream.codec_context.width, stream.codec_context.height
     if width * height > most:
-        raise _Refused(
+        raise SourceRejected(
             f"announces frames of {width}x{height} pixels; the limit is {most} in all",
             _LOWER.format("max_source_pixels"),
         )
@@ -332,27 +333,27 @@ def _moments(source: VideoSource, data: bytes) -> list[Fraction]:
             if not packet.size or at is None or packet.is_discard:
                 continue
             if packet.is_corrupt:
-                raise _Refused("is cut off", "get the whole file")
+                raise SourceRejected("is cut off", "get the whole file")
             frame_times.add(at * packet.time_base)
             if len(frame_times) > MOST_FRAMES:
-                raise _Refused(f"has more than {MOST_FRAMES} frames", "cut it into pieces")
+                raise SourceRejected(f"has more than {MOST_FRAMES} frames", "cut it into pieces")
         moments = sorted(frame_times)
         if not moments:
-            raise _Refused("has no frames")
+            raise SourceRejected("has no frames")
         cut = _cut_off(container, stream, packets, moments)
         if cut:
-            raise _Refused(f"{cut}: it is cut off", "get the whole file")
+            raise SourceRejected(f"{cut}: it is cut off", "get the whole file")
         longest = source.max_seconds or policy.max_video_seconds
         seconds = float(moments[-1] - moments[0])
         if seconds > longest:
-            raise _Refused(
+            raise SourceRejected(
                 f"is {seconds:g} seconds long; the limit is {longest:g}",
                 _LOWER.format("max_video_seconds"),
             )
         pixels = stream.codec_context.width * stream.codec_context.height * len(moments)
         most = source.max_decoded_pixels or policy.max_decoded_pixels
         if pixels > most:
-            raise _Refused(
+            raise SourceRejected(
                 f"has {len(moments)} frames of {stream.codec_context.width}x"
                 f"{stream.codec_context.height} pixels, {pixels} in all; the limit is {most}",
                 _LOWER.format("max_decoded_pixels"),
@@ -413,9 +414,11 @@ def _shown(source: VideoSource, data: bytes, requested: Sequence[Fraction]) -> _
         try:
             for frame in _frames(container, stream):
                 if frame.is_corrupt:
-                    raise _Refused(f"is damaged at frame {len(moments)}", "get the whole file")
+                    raise SourceRejected(
+                        f"is damaged at frame {len(moments)}", "get the whole file"
+                    )
                 if frame.pts is None:
-                    raise _Refused(
+                    raise SourceRejected(
                         "does not tell the times of its frames",
                         "put it into a container such as MP4",
                     )
@@ -424,7 +427,7 @@ def _shown(source: VideoSource, data: bytes, requested: Sequence[Fraction]) -> _
                 if moment in requested_set and moment not in images:
                     images[moment] = _upright(frame)
         except FFmpegError as raised:
-            raise _Refused(
+            raise SourceRejected(
                 f"is damaged at frame {len(moments)}: {raised.strerror or raised}",
                 "get the whole file",
             ) from raised
@@ -456,7 +459,7 @@ def _turn_of(frame: Any) -> int | None:
             return _TURNS[False, _sign(across), _sign(up)]
         if swapped > straight and max(abs(across), abs(up)) <= _ASKEW * swapped:
             return _TURNS[True, _sign(down), _sign(left)]
-        raise _Refused(
+        raise SourceRejected(
             f"is turned or sheared by its display matrix ({across}, {down}, {left}, {up}) to what is"
             " no quarter turn",
             "write its frames upright: ffmpeg -i old.mp4 new.mp4",
