@@ -53,7 +53,7 @@ BUDGETS = {
     "template": 16_250,
     "answer": 14_100,
     "core": 13_550,
-    "media": 13_350,
+    "media": 13_200,
     "contrib": 9_400,
     "config": 8_350,
     "engines": 7_800,

@@ -148,18 +148,18 @@ def backend_from(values: object, place: Place) -> BackendConfig:
     for name in ("type", "model"):
         if values.get(name) is None:
             raise InvalidField(f"{place}: the key {name} is missing")
-    kind = _checked(
+    kind = checked(
         "type",
         values["type"],
         one_of(*TYPES),
         place,
         "; another server that speaks OpenAI's is type openai with its base_url",
     )
-    model = _expanded("model", _checked("model", values["model"], non_empty_string, place), place)
+    model = _expanded("model", checked("model", values["model"], non_empty_string, place), place)
     backend = _backend_of(kind, values)
     keys = keys_of(backend)
     takes_over = {
-        name: _checked(name, values[name], check, place)
+        name: checked(name, values[name], check, place)
         for name, check in _FALLBACK.items()
         if values.get(name) is not None
     }
@@ -172,7 +172,7 @@ def backend_from(values: object, place: Place) -> BackendConfig:
         if not (entries.get(name) and entries.get(BESIDE.get(name, "")))
     }
     settings = {
-        name: _checked(name, value, keys[name].check, place)
+        name: checked(name, value, keys[name].check, place)
         for name, value in entries.items()
         if name in keys and value is not None
     }
@@ -236,7 +236,8 @@ def _settle_dialect(kind: str, settings: dict[str, Any], place: Place) -> None:
         )
 
 
-def _checked(name: str, value: Any, check: Any, place: Place, more: str = "") -> Any:
+def checked(name: str, value: Any, check: Any, place: Place, more: str = "") -> Any:
+    """The value of a key. Raises `InvalidField` with its place, and with `more` to do."""
     try:
         return check(value)
     except ValueError as refusal:

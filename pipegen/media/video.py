@@ -92,15 +92,11 @@ def prepare_video(
     most = most_frames(spec, options)
     if not most:
         least = spec.frame.temporal_patch_size * spec.frame.factor**2
-        return Failure(
-            BadVideo(
-                index,
-                message=(
-                    f"video {index}: max_video_pixels={options.max_video_pixels} has no room for"
-                    f" {spec.frame.temporal_patch_size} frames of one token each: {least} pixels"
-                ),
-                hint="raise max_video_pixels, or leave it out",
-            )
+        return _rejected(
+            index,
+            f"max_video_pixels={options.max_video_pixels} has no room for"
+            f" {spec.frame.temporal_patch_size} frames of one token each: {least} pixels",
+            "raise max_video_pixels, or leave it out",
         )
 
     def choose(times: Sequence[float], *, whole: bool) -> tuple[int, ...]:
@@ -143,6 +139,10 @@ def frames_of(source: VideoSource, index: int, chosen: Any) -> Slot[list[_Frame]
     return guard_result(work, unknown, known=_KNOWN)
 
 
+def _rejected(index: int, why: str, hint: str) -> Slot[Any]:
+    return Failure(BadVideo(index, message=f"video {index}: {why}", hint=hint))
+
+
 def _given(source: VideoSource, index: int, choose: Any) -> Slot[list[_Frame]]:
     """The images of a list, with their times."""
     policy = ImagePolicy()
@@ -157,21 +157,15 @@ def _given(source: VideoSource, index: int, choose: Any) -> Slot[list[_Frame]]:
             if not is_ok(image):
                 error = image.failure()
                 words = error.message.removeprefix("image ")
-                return Failure(
-                    BadVideo(index, message=f"video {index}: frame {words}", hint=error.hint)
-                )
+                return _rejected(index, f"frame {words}", error.hint)
             opened[place] = image.unwrap()
-        if opened[place].size != next(iter(opened.values())).size:
-            first, other = next(iter(opened.values())).size, opened[place].size
-            return Failure(
-                BadVideo(
-                    index,
-                    message=(
-                        f"video {index}: frame {place} has {other[0]}x{other[1]} pixels, and the"
-                        f" first {first[0]}x{first[1]}"
-                    ),
-                    hint="give frames of one size",
-                )
+        first, other = next(iter(opened.values())).size, opened[place].size
+        if other != first:
+            return _rejected(
+                index,
+                f"frame {place} has {other[0]}x{other[1]} pixels, and the first"
+                f" {first[0]}x{first[1]}",
+                "give frames of one size",
             )
         frames.append(_Frame(source.times[place], opened[place]))
     return Success(frames)
@@ -182,43 +176,25 @@ def _joined(
 ) -> Slot[PreparedImage]:
     """The frames, each resized, as one record."""
     budget = frame_spec(spec, options, len(frames))
-    frame_options = (
-        dataclasses.replace(
-            options,
-            min_pixels=options.min_pixels,
-            max_pixels=budget.max_pixels
-            if options.max_video_pixels is not None
-            else options.max_pixels,
+    if (options.min_pixels or 0) > budget.max_pixels:
+        return _rejected(
+            index,
+            f"min_pixels={options.min_pixels} for each of {len(frames)} frames is more than"
+            f" max_video_pixels={options.max_video_pixels} allows",
+            "lower min_pixels, or raise max_video_pixels",
         )
-        if (options.min_pixels or 0) <= budget.max_pixels
-        else None
-    )
-    if frame_options is None:
-        return Failure(
-            BadVideo(
-                index,
-                message=(
-                    f"video {index}: min_pixels={options.min_pixels} for each of {len(frames)}"
-                    f" frames is more than max_video_pixels={options.max_video_pixels} allows"
-                ),
-                hint="lower min_pixels, or raise max_video_pixels",
-            )
-        )
+    if options.max_video_pixels is not None:
+        options = dataclasses.replace(options, max_pixels=budget.max_pixels)
     prepared: list[PreparedImage] = []
     last: tuple[Any, PreparedImage] | None = None
     for time, image in frames:
         if last is None or last[0] is not image:
-            sized_frame = sized(image, budget, frame_options, 0)
+            sized_frame = sized(image, budget, options, 0)
             if not is_ok(sized_frame):
                 error = sized_frame.failure()
                 words = error.message.removeprefix("image 0 ")
-                return Failure(
-                    BadVideo(
-                        index,
-                        message=f"video {index}: the frame at {time:g} s {words}",
-                        hint=error.hint.replace("the image", "the video"),
-                    )
-                )
+                hint = error.hint.replace("the image", "the video")
+                return _rejected(index, f"the frame at {time:g} s {words}", hint)
             last = image, sized_frame.unwrap()
         prepared.append(last[1])
     times = tuple(time for time, _ in frames)
