@@ -18,14 +18,12 @@ from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any
 
-from returns.result import Failure
-
 from pipegen.cli.outputs import ErrorCounts, Rows, lines_of
 from pipegen.cli.plugins import attached
 from pipegen.cli.progress_line import shown_time
 from pipegen.cli.sources import Asked, open_source
 from pipegen.cli.usage import open_route, refuse
-from pipegen.core.errors import PromptTooLong, UnsupportedOption
+from pipegen.core.errors import PromptTooLong
 from pipegen.core.pipe import Pipe, identity
 from pipegen.core.slots import Batch, Slot, is_ok
 from pipegen.drivers.arguments import prepare_batch
@@ -50,12 +48,6 @@ def prepared(route: Route, batch: Batch[GenerationRequest]) -> list[tuple[Slot[E
     """The prompts of requests, as the engine of the route would get them, each with the samples
     asked for. Its weights are not loaded.
     """
-    if "token_ids" not in route.engine.capabilities.honours:
-        refused = UnsupportedOption(
-            f"{shown(route.engine.name)} does not tell how many tokens a prompt has",
-            option="token_ids",
-        )
-        return [(Failure(refused), 1) for _ in batch]
     start: Pipe[Any, Any] = identity()
     before = start.with_parts(itertools.takewhile(lambda part: part.backend is None, route.parts))
     rows = [slot.map(expand) for slot in batch]
@@ -207,6 +199,12 @@ def run_estimate(
         route = stack.enter_context(attached(open_route(asked.load), asked.plugins))
         try:
             while batch := list(islice(opened.items, _TOGETHER)):
+                if "token_ids" not in route.engine.capabilities.honours:
+                    refuse(
+                        f"{shown(route.engine.name)} does not tell how many tokens a prompt has:"
+                        " take --backend hf, or a token server, with the same model",
+                        "--backend",
+                    )
                 requests = prepare_batch(
                     [item.slot for item in batch], asked.options, asked.images, asked.policy
                 )
@@ -222,12 +220,6 @@ def run_estimate(
                 ]
                 prompts = prepared(route, tuple(first))
                 for item, request, (slot, samples) in zip(batch, requests, prompts, strict=True):
-                    if not is_ok(slot) and getattr(slot.failure(), "option", None) == "token_ids":
-                        refuse(
-                            f"{slot.failure().message}: take --backend hf, or a token server, with"
-                            " the same model",
-                            "--backend",
-                        )
                     turns = len(request.unwrap().turns) if is_ok(request) else 0
                     estimate.add(str(item.origin.id), slot, samples, turns)
         except TableError as refusal:

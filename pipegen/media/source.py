@@ -265,11 +265,11 @@ def _read_data_url(url: str, policy: ImagePolicy) -> bytes:
         )
     if not header.lower().endswith(";base64"):
         if len(body) - 2 * body.count("%") > policy.max_bytes:
-            raise _too_large("a data URL", policy)
+            raise too_large("a data URL", policy)
         return _unquoted(body)
     digits = len(body) - 2 * body.count("%") - sum(map(body.count, string.whitespace))
     if digits // 4 * 3 - 3 > policy.max_bytes:
-        raise _too_large("a data URL", policy)
+        raise too_large("a data URL", policy)
     try:
         data = base64.b64decode(_unquoted(body).translate(None, _WHITESPACE), validate=True)
     except ValueError as raised:  # binascii.Error is one
@@ -278,7 +278,7 @@ def _read_data_url(url: str, policy: ImagePolicy) -> bytes:
             "write data:image/png;base64,<the bytes in base64>",
         ) from None
     if len(data) > policy.max_bytes:
-        raise _too_large("a data URL", policy)
+        raise too_large("a data URL", policy)
     return data
 
 
@@ -301,7 +301,8 @@ def _unquoted(text: str) -> bytes:
     return bytes(data)
 
 
-def _too_large(name: str, policy: ImagePolicy) -> SourceRejected:
+def too_large(name: str, policy: ImagePolicy) -> SourceRejected:
+    """Why a source of this name is not read."""
     return SourceRejected(
         f"{name} has more than {policy.max_bytes} bytes",
         "make it smaller, or raise ImagePolicy.max_bytes",
@@ -312,7 +313,7 @@ def _read_file(path: str, policy: ImagePolicy) -> bytes:
     with _file(path, policy) as file:
         data = file.read(policy.max_bytes + 1)
     if len(data) > policy.max_bytes:
-        raise _too_large(_named(path), policy)
+        raise too_large(_named(path), policy)
     return data
 
 
@@ -344,7 +345,7 @@ def _file(path: str, policy: ImagePolicy) -> Iterator[BinaryIO]:
             if not stat.S_ISREG(status.st_mode):
                 raise SourceRejected(f"{_named(path)} is not a regular file")
             if status.st_size > policy.max_bytes:
-                raise _too_large(_named(path), policy)
+                raise too_large(_named(path), policy)
             yield file
     except OSError as raised:
         raise SourceRejected(
