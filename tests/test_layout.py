@@ -55,7 +55,7 @@ BUDGETS = {
     "core": 13_550,
     "media": 13_200,
     "contrib": 9_400,
-    "config": 8_350,
+    "config": 8_250,
     "engines": 7_800,
     "ending": 7_550,
     "plugins": 5_400,

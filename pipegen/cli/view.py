@@ -12,6 +12,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast, get_args
 
+from toolz import keyfilter
+
 from pipegen.cli.export_command import COMMAND, command_of
 from pipegen.cli.inputs import Item
 from pipegen.cli.outputs import say
@@ -343,10 +345,7 @@ class _Asked:
         metadata = values.get("metadata")
         if isinstance(row, Mapping):
             request_fields = self._columns.request(row)
-            _, slot = request_from_row(
-                {key: value for key, value in request_fields.items() if key in _SHOWN},
-                1,
-            )
+            _, slot = request_from_row(keyfilter(_SHOWN.__contains__, request_fields), 1)
             return slot.value_or(None), without_none(carried(request_fields))
         matching_item = self._passed.pop(name, None)
         while matching_item is None:
