@@ -27,7 +27,7 @@ from pipegen.core.slots import Slot, is_ok
 from pipegen.records.call_form import ArgumentsForm, ValueForm
 from pipegen.records.option_groups import StructuredOptions
 from pipegen.template.call_syntax import ARGUMENTS, NAME, TOOLS, Syntax, Writer, common_beginning
-from pipegen.template.probe import assistant, call
+from pipegen.template.template import assistant, call
 
 _WORDS = {"boolean": "[Tt]rue|[Ff]alse", "null": "null|None"}
 _DEEPEST = 32
