@@ -47,7 +47,7 @@ BUDGETS = {
     "drivers": 33_000,
     "report": 32_350,
     "jobs": 32_000,
-    "testing": 25_150,
+    "testing": 25_100,
     "stages": 24_700,
     "io": 21_550,
     "template": 16_250,

@@ -28,7 +28,7 @@ from pipegen.core.pipe import Pipe, identity
 from pipegen.core.slots import Batch, Slot, is_ok
 from pipegen.drivers.arguments import prepare_batch
 from pipegen.drivers.route import Route
-from pipegen.io.tables import TableError
+from pipegen.io.forms import TableError
 from pipegen.jobs.row_keys import Counts
 from pipegen.records import strict_json
 from pipegen.records.engine_list import shown

@@ -14,7 +14,8 @@ from typing import Any, BinaryIO, NamedTuple
 from pipegen.cli.outputs import file_of, form_of, results_to, say, words_of
 from pipegen.cli.sources import Question, open_source, within
 from pipegen.cli.usage import refuse
-from pipegen.io.tables import Columns, TableError
+from pipegen.io.forms import TableError
+from pipegen.io.tables import Columns
 from pipegen.jobs.job_export import start_export
 from pipegen.jobs.journal import SETTINGS
 from pipegen.jobs.new_file import JournalError, new_file, remove_stale

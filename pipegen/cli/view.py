@@ -22,9 +22,10 @@ from pipegen.cli.usage import images_of, refuse
 from pipegen.core.functional import without_none
 from pipegen.core.slots import is_ok
 from pipegen.engines.extras import MissingExtra, need
+from pipegen.io.forms import TableError
 from pipegen.io.jsonl import request_from_row
 from pipegen.io.results_in import results_in
-from pipegen.io.tables import Columns, TableError
+from pipegen.io.tables import Columns
 from pipegen.jobs.journal import SETTINGS
 from pipegen.jobs.new_file import JournalError, new_file
 from pipegen.media.frames import choose_frames

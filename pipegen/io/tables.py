@@ -35,18 +35,6 @@ from pipegen.records.requests import FIELDS, holds_options, misplaced, unread_me
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = [
-    "ARROW",
-    "Block",
-    "Columns",
-    "PARQUET",
-    "Row",
-    "Table",
-    "TableError",
-    "is_table",
-    "read_table",
-    "tables_in",
-]
 
 _ROWS, _BYTES = 1024, 8 * 2**20
 """The most rows, and bytes (about), that are read at a time."""

@@ -36,17 +36,6 @@ if TYPE_CHECKING:
     from pipegen.records.options import VlmPreprocessOptions
     from pipegen.records.requests import ImagePolicy
 
-__all__ = [
-    "FORMATS",
-    "FileToSend",
-    "ImageSpec",
-    "as_pil",
-    "digest",
-    "file_to_send",
-    "open_image",
-    "prepare",
-    "sized",
-]
 
 T = TypeVar("T")
 FORMATS = ("PNG", "JPEG", "MPO", "WEBP", "GIF", "BMP", "TIFF", "PPM", "AVIF", "HEIF")

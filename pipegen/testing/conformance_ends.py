@@ -33,8 +33,6 @@ from pipegen.testing.ask import (
     to_all,
 )
 
-__all__ = ["CHECKS"]
-
 
 def a_stop_string_cuts_and_halts(route: Route) -> None:
     """Wherever the stop is, the text is cut before it, and the row ends at the token that completes

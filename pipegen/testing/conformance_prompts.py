@@ -45,8 +45,6 @@ from pipegen.testing.ask import (
     to_all,
 )
 
-__all__ = ["CHECKS"]
-
 SHOWN = (
     "{%- for message in messages -%}[{{ message.role }}]{{ message.content if message.content is"
     " string else message.content[0].text }}[end]{%- endfor -%}{%- if add_generation_prompt"

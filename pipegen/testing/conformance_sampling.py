@@ -33,8 +33,6 @@ from pipegen.testing.ask import (
     to_all,
 )
 
-__all__ = ["CHECKS"]
-
 HOT, COLD = 2.0, 0.01
 """Temperatures at which few answers, and nearly all answers, are the greedy ones."""
 SEEDS = (1, 2, 3, 4)

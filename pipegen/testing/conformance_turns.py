@@ -26,8 +26,6 @@ from pipegen.testing.ask import (
 )
 from pipegen.testing.conformance_prompts import with_several_images
 
-__all__ = ["CHECKS"]
-
 WORDS = "And then?"
 ANSWER = "One, two, three"
 

@@ -13,7 +13,8 @@ import pytest
 from returns.result import Failure
 
 from pipegen.core.errors import Timeout
-from pipegen.io.tables import Columns, TableError, is_table, read_table
+from pipegen.io.forms import TableError
+from pipegen.io.tables import Columns, is_table, read_table
 from pipegen.io.text_tables import column_kinds, csv_cells, csv_header, csv_values, schema_of_kinds
 from pipegen.jobs.table_file import write_table
 from pipegen.records.messages import ImagePart, TextPart
