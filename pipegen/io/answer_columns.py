@@ -1,11 +1,6 @@
 """The columns of an answer in a table, by the record's declaration: their types, and what a cell
 has of a result. A cell of the likeliest tokens holds `token_ids` and `logprobs`, two lists with a
 list for each token.
-
->>> from pipegen.records.results import TokenLogprob
->>> token = TokenLogprob(token_id=7, logprob=-0.5, top=((7, -0.5), (8, -1.0)))
->>> likeliest_array([(token,), None])[0].as_py()
-{'token_ids': [[7, 8]], 'logprobs': [[-0.5, -1.0]]}
 """
 
 from __future__ import annotations
@@ -53,6 +48,10 @@ def likeliest_array(rows: Sequence[Tokens]) -> pa.Array:
     first of a prompt, has empty lists.
 
     Arrow gets flat arrays: it would take ten times as long to read the pairs themselves.
+
+    >>> token = TokenLogprob(token_id=7, logprob=-0.5, top=((7, -0.5), (8, -1.0)))
+    >>> likeliest_array([(token,), None])[0].as_py()
+    {'token_ids': [[7, 8]], 'logprobs': [[-0.5, -1.0]]}
     """
     import pyarrow as pa
 

@@ -3,9 +3,6 @@ template and its variables, not with every request.
 
 Its source says what it may write: control tokens that it puts together from parts, characters that
 it makes of others, and the words that it knows.
-
->>> composes("{{ '<' ~ key ~ '>' }}", frozenset({"<think>"}))
-True
 """
 
 from __future__ import annotations
