@@ -252,8 +252,8 @@ def core_only(session: nox.Session) -> None:
         "-k",
         (
             "not pipegen.backends.hf and not composes and not known_words and not decoded_by and"
-            " not template.literals and not template.template_source and not io.arrow_values"
-            " and not io.likeliest_column and not checkpoint.chat_jinja"
+            " not template.literals and not io.arrow_values and not likeliest_array"
+            " and not checkpoint.chat_jinja"
         ),
     )
     run(

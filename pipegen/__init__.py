@@ -51,8 +51,9 @@ if typing.TYPE_CHECKING:
     from pipegen.engines.capabilities import ENGINES, Capabilities
     from pipegen.engines.plugin import Plugin
     from pipegen.engines.settings import ModelLoadConfig
+    from pipegen.io.forms import TableError
     from pipegen.io.jsonl import from_plain, to_plain
-    from pipegen.io.tables import Table, TableError, read_table
+    from pipegen.io.tables import Table, read_table
     from pipegen.jobs import ray
     from pipegen.jobs.job_export import finished_rows
     from pipegen.jobs.journal import JournalError
@@ -227,9 +228,10 @@ _HOMES = {
         "pipegen.jobs.shards": "shard shard_keyed",
         "pipegen.jobs.table_file": "write_table",
         "pipegen.media.folder": "images_in",
+        "pipegen.io.forms": "TableError",
         "pipegen.io.jsonl": "from_plain to_plain",
         "pipegen.records.codec": "error_to_plain",
-        "pipegen.io.tables": "Table TableError read_table",
+        "pipegen.io.tables": "Table read_table",
         "pipegen.records.messages": "ImagePart ImageSource Message TextPart VideoPart VideoSource",
         "pipegen.records.options": (
             "ChatTemplateOptions DecodeOptions GenerationOptions StopOptions StructuredOptions"

@@ -170,12 +170,9 @@ def _prompt(answer: Answer, options: GenerationOptions) -> Finding | None:
     return None
 
 
-def _token_count(answer: Answer) -> int | None:
-    return answer.token_count if answer.token_ids is None else len(answer.token_ids)
-
-
 def _length(answer: Answer, options: GenerationOptions) -> Finding | None:
-    count, least, most = _token_count(answer), options.min_new_tokens or 0, options.max_new_tokens
+    count = answer.token_count if answer.token_ids is None else len(answer.token_ids)
+    least, most = options.min_new_tokens or 0, options.max_new_tokens
     if count is None:
         return None
     if answer.token_ids and answer.token_count is not None and count != answer.token_count:

@@ -44,7 +44,7 @@ from pipegen.template.call_syntax import (
     writer_of,
 )
 from pipegen.template.control_tokens import ControlTokens
-from pipegen.template.probe import FIRST_ID
+from pipegen.template.template import FIRST_ID
 from pipegen.template.thinking import call_after_thought
 
 _OF_SERVERS = {

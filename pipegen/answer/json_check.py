@@ -29,8 +29,8 @@ from jsonschema import Draft201909Validator, Draft202012Validator, ValidationErr
 from jsonschema.validators import create
 from referencing import Registry
 
-from pipegen.answer.json_formats import PATTERNS, is_of
 from pipegen.answer.regex_check import found_in
+from pipegen.answer.value_patterns import PATTERNS, is_of
 from pipegen.core.foreign_calls import attempt
 
 _WORDS = {

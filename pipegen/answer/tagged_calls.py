@@ -19,16 +19,15 @@ from typing import Any, NamedTuple
 
 from returns.result import Failure, Success
 
-from pipegen.answer.json_formats import PATTERNS
-from pipegen.answer.number_regex import BOUNDS, numbers
 from pipegen.answer.regex_check import ascii_regex, edge_in, found_in
+from pipegen.answer.value_patterns import BOUNDS, PATTERNS, numbers
 from pipegen.core.errors import TemplateFailed
 from pipegen.core.foreign_calls import attempt
 from pipegen.core.slots import Slot, is_ok
 from pipegen.records.call_form import ArgumentsForm, ValueForm
 from pipegen.records.option_groups import StructuredOptions
 from pipegen.template.call_syntax import ARGUMENTS, NAME, TOOLS, Syntax, Writer, common_beginning
-from pipegen.template.probe import assistant, call
+from pipegen.template.template import assistant, call
 
 _WORDS = {"boolean": "[Tt]rue|[Ff]alse", "null": "null|None"}
 _DEEPEST = 32

@@ -46,7 +46,7 @@ from pipegen.template.call_syntax import (
     tool_of,
     writers_of,
 )
-from pipegen.template.probe import FIRST_ID, JsonObject, assistant, call, numbered_id
+from pipegen.template.template import FIRST_ID, JsonObject, assistant, call, numbered_id
 
 OTHERWISE = "the chat template writes the call of the answer otherwise"
 BEGUN = "the answer begins a tool call, and does not go on in its form"

@@ -19,8 +19,8 @@ from decimal import Decimal
 from typing import Any, TypeGuard
 from urllib.parse import unquote
 
-from pipegen.answer.json_formats import PATTERNS
 from pipegen.answer.regex_check import ascii_regex, edge_in, found_in
+from pipegen.answer.value_patterns import PATTERNS
 from pipegen.core.foreign_calls import attempt
 
 TYPES = frozenset({"array", "boolean", "integer", "null", "number", "object", "string"})

@@ -15,6 +15,8 @@ from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from toolz import valfilter
+
 from pipegen.cli.outputs import say
 from pipegen.cli.progress_line import progress
 from pipegen.cli.view import entry_of, figure_of
@@ -355,5 +357,4 @@ def _card(outcome: Outcome) -> str:
         f"system: {case.system}\nuser: {case.question}" if case.system else case.question
     )
     note = case.note if outcome.good else f"{case.note} {_ODD}"
-    facts = {name: value for name, value in facts.items() if value}
-    return card(entry, question_text, figures, facts, note=note)
+    return card(entry, question_text, figures, valfilter(bool, facts), note=note)

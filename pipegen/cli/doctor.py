@@ -10,6 +10,7 @@ import sys
 from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
+from pipegen.cli.outputs import Rows, lines_of
 from pipegen.cli.usage import refuse
 from pipegen.core.distribution import DISTRIBUTION, install_command, install_hint, version
 from pipegen.core.errors import CallFailed, TemplateFailed
@@ -20,7 +21,6 @@ from pipegen.engines.versions import bounds, is_newer, minor, required_by
 from pipegen.records import strict_json
 from pipegen.records.engine_list import ENGINE_LIST, shown
 from pipegen.records.options import option_names
-from pipegen.report.lines import Rows, lines_of
 from pipegen.template.template import call_template
 
 if TYPE_CHECKING:

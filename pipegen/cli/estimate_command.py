@@ -1,23 +1,158 @@
-"""`pipegen estimate`: what a run of these requests will take."""
+"""`pipegen estimate`: the exact tokens of a run's prompts, and the most that it may generate.
+No engine is called.
+
+A prefix counts as shared where an earlier request has it too, in whole blocks of `BLOCK` tokens and
+with the same images: that is what a prefix cache saves.
+
+>>> estimate = Estimate()
+>>> estimate.shared_of(range(40)), estimate.shared_of([*range(33), 7]), estimate.shared_of([1, 2])
+(0, 32, 0)
+"""
 
 from __future__ import annotations
 
 import contextlib
-from dataclasses import replace
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any
 
+from pipegen.cli.outputs import ErrorCounts, Rows, lines_of
 from pipegen.cli.plugins import attached
 from pipegen.cli.progress_line import shown_time
 from pipegen.cli.sources import Asked, open_source
 from pipegen.cli.usage import open_route, refuse
-from pipegen.core.slots import is_ok
+from pipegen.core.errors import PromptTooLong
+from pipegen.core.pipe import Pipe, identity
+from pipegen.core.slots import Batch, Slot, is_ok
 from pipegen.drivers.arguments import prepare_batch
-from pipegen.io.tables import TableError
+from pipegen.drivers.route import Route
+from pipegen.io.forms import TableError
+from pipegen.jobs.row_keys import Counts
 from pipegen.records import strict_json
-from pipegen.report.estimate import Estimate, prepared
+from pipegen.records.engine_list import shown
+from pipegen.records.requests import GenerationRequest
+from pipegen.report.diff import common_prefix
 from pipegen.report.gallery import printable
-from pipegen.report.lines import Rows, lines_of
+from pipegen.stages import Encoded
+from pipegen.stages.gather_samples import expand
+
+BLOCK = 16
+"""Tokens that are shared together: the block of vLLM's prefix cache."""
+LISTED = 1000
+"""The most ids of over-long requests that are kept."""
+
+
+def prepared(route: Route, batch: Batch[GenerationRequest]) -> list[tuple[Slot[Encoded], int]]:
+    """The prompts of requests, as the engine of the route would get them, each with the samples
+    asked for. Its weights are not loaded.
+    """
+    start: Pipe[Any, Any] = identity()
+    before = start.with_parts(itertools.takewhile(lambda part: part.backend is None, route.parts))
+    rows = [slot.map(expand) for slot in batch]
+    prompts = before.apply(tuple([slot.map(lambda samples: samples[0]) for slot in rows]))
+    counts = [len(slot.unwrap()) if is_ok(slot) else 1 for slot in rows]
+    return list(zip(prompts, counts, strict=True))
+
+
+@dataclass
+class Estimate(ErrorCounts):
+    """The counts of the requests so far."""
+
+    requests: int = 0
+    images: int = 0
+    prompt_tokens: int = 0
+    image_tokens: int = 0
+    """Those of the prompt tokens that stand for images."""
+    shared_tokens: int = 0
+    """Those of the prompt tokens that an earlier request begins with too."""
+    completion_tokens: int = 0
+    """The most that may be generated, of all samples and turns together."""
+    later_turns: int = 0
+    """Turns that are asked after the first: what their prompts will have is not known."""
+    longest: tuple[str, int] = ("", 0)
+    """The id of the request with the longest prompt, and its tokens."""
+    too_long: list[tuple[str, int | None]] = field(default_factory=list)
+    """Requests whose prompts, or answers, the model has no room for, with the tokens of their
+    prompts, where these were counted.
+    """
+    _blocks: Counts = field(default_factory=Counts, repr=False)
+
+    def add(self, name: str, slot: Slot[Encoded], samples: int = 1, turns: int = 0) -> None:
+        """Count a request, so many samples of its answer, and so many turns after it."""
+        self.requests += 1
+        if not is_ok(slot):
+            error = slot.failure()
+            self.count_error(name, error)
+            if isinstance(error, PromptTooLong) and len(self.too_long) < LISTED:
+                self.too_long.append((name, error.prompt_tokens))
+            return
+        encoded = slot.unwrap()
+        prompt, options = encoded.prompt, encoded.options
+        tokens = len(prompt.token_ids)
+        self.prompt_tokens += tokens
+        self.images += len(prompt.images)
+        self.image_tokens += sum(image.tokens for image in prompt.images)
+        self.completion_tokens += (options.max_new_tokens or 0) * samples * (1 + turns)
+        self.later_turns += turns
+        self.longest = max(self.longest, (name, tokens), key=lambda pair: pair[1])
+        before = (
+            common_prefix(prompt.token_ids, prompt.compact_token_ids) if prompt.images else tokens
+        )
+        self.shared_tokens += self.shared_of(
+            prompt.token_ids, before, tuple(image.digest for image in prompt.images)
+        )
+
+    def shared_of(
+        self, ids: Sequence[int], before_images: int | None = None, images: Sequence[str] = ()
+    ) -> int:
+        """How many of the ids an earlier prompt begins with. Past `before_images` also the images
+        must be the same.
+        """
+        shared, is_shared, digest = 0, True, 0
+        for start in range(0, len(ids) - BLOCK + 1, BLOCK):
+            seen = images if before_images is not None and start + BLOCK > before_images else ()
+            digest = hash((digest, *ids[start : start + BLOCK], *seen)) & (1 << 63) - 1
+            is_shared = bool(self._blocks.next(digest)) and is_shared
+            shared += BLOCK if is_shared else 0
+        return shared
+
+    def plain(
+        self, price: tuple[float, float] | None = None, speed: float | None = None
+    ) -> dict[str, Any]:
+        """The estimate as plain data: with prices for a million tokens, prompt and generated, the
+        most that it costs; with a speed, how long it takes.
+        """
+        answered = self.requests - self.failed
+        plain: dict[str, Any] = {
+            "requests": self.requests,
+            "failed": self.failed,
+            "prompt_tokens": self.prompt_tokens,
+            "mean_prompt_tokens": round(self.prompt_tokens / answered, 1) if answered else 0.0,
+            "longest_prompt": (
+                {"id": self.longest[0], "tokens": self.longest[1]} if answered else None
+            ),
+            "images": self.images,
+            "image_tokens": self.image_tokens,
+            "shared_prefix_tokens": self.shared_tokens,
+            "shared_prefix_share": (
+                round(self.shared_tokens / self.prompt_tokens, 4) if self.prompt_tokens else 0.0
+            ),
+            "most_completion_tokens": self.completion_tokens,
+            "later_turns": self.later_turns,
+            "errors": self.of_errors(),
+            "too_long": [{"id": name, "tokens": tokens} for name, tokens in self.too_long],
+        }
+        if price is not None:
+            plain["most_cost"] = round(
+                (self.prompt_tokens * price[0] + self.completion_tokens * price[1]) / 1e6, 6
+            )
+            plain["prompt_cost"] = round(self.prompt_tokens * price[0] / 1e6, 6)
+        if speed is not None:
+            plain["most_seconds"] = round(self.completion_tokens / speed, 1)
+        return plain
+
 
 _TOGETHER = 32
 _SHOWN = 10
@@ -64,6 +199,12 @@ def run_estimate(
         route = stack.enter_context(attached(open_route(asked.load), asked.plugins))
         try:
             while batch := list(islice(opened.items, _TOGETHER)):
+                if "token_ids" not in route.engine.capabilities.honours:
+                    refuse(
+                        f"{shown(route.engine.name)} does not tell how many tokens a prompt has:"
+                        " take --backend hf, or a token server, with the same model",
+                        "--backend",
+                    )
                 requests = prepare_batch(
                     [item.slot for item in batch], asked.options, asked.images, asked.policy
                 )
@@ -79,12 +220,6 @@ def run_estimate(
                 ]
                 prompts = prepared(route, tuple(first))
                 for item, request, (slot, samples) in zip(batch, requests, prompts, strict=True):
-                    if not is_ok(slot) and getattr(slot.failure(), "option", None) == "token_ids":
-                        refuse(
-                            f"{slot.failure().message}: take --backend hf, or a token server, with"
-                            " the same model",
-                            "--backend",
-                        )
                     turns = len(request.unwrap().turns) if is_ok(request) else 0
                     estimate.add(str(item.origin.id), slot, samples, turns)
         except TableError as refusal:

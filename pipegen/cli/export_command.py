@@ -14,7 +14,8 @@ from typing import Any, BinaryIO, NamedTuple
 from pipegen.cli.outputs import file_of, form_of, results_to, say, words_of
 from pipegen.cli.sources import Question, open_source, within
 from pipegen.cli.usage import refuse
-from pipegen.io.tables import Columns, TableError
+from pipegen.io.forms import TableError
+from pipegen.io.tables import Columns
 from pipegen.jobs.job_export import start_export
 from pipegen.jobs.journal import SETTINGS
 from pipegen.jobs.new_file import JournalError, new_file, remove_stale
@@ -106,21 +107,17 @@ def _is_text(value: Any) -> bool:
     return isinstance(value, str)
 
 
-def _is_text_or_none(value: Any) -> bool:
-    return value is None or isinstance(value, str)
-
-
-def _is_truth(value: Any) -> bool:
-    return isinstance(value, bool)
-
-
 def _are_texts(value: Any) -> bool:
     return isinstance(value, list | tuple) and all(map(_is_text, value))
 
 
 _CHECKS: Mapping[str, Callable[[Any], bool]] = {
-    **dict.fromkeys(("source", "prompt", "system", "image_root"), _is_text_or_none),
-    **dict.fromkeys(("brief", "allow_http", "drop_final_answer"), _is_truth),
+    **dict.fromkeys(
+        ("source", "prompt", "system", "image_root"), lambda value: value is None or _is_text(value)
+    ),
+    **dict.fromkeys(
+        ("brief", "allow_http", "drop_final_answer"), lambda value: isinstance(value, bool)
+    ),
     **dict.fromkeys(("kept", "images", "allowed_hosts"), _are_texts),
     "model": _is_text,
     "columns": lambda value: isinstance(value, dict) and all(map(_is_text, value.values())),

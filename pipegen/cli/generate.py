@@ -51,8 +51,7 @@ from pipegen.drivers.turns import turns
 from pipegen.engines.extras import MissingExtra
 from pipegen.engines.model import reader_of
 from pipegen.engines.protocol import takes_tokens
-from pipegen.io.forms import form_of as input_form
-from pipegen.io.tables import TableError
+from pipegen.io.forms import TableError, form_of as input_form
 from pipegen.jobs.job_rows import retry_of, rows_of
 from pipegen.jobs.journal import SETTINGS
 from pipegen.jobs.new_file import JournalError, Replaced, new_file, remove_stale

@@ -1,11 +1,18 @@
-"""Where results go: JSON Lines, tables, sidecars, and a summary on stderr."""
+"""Where results go: JSON Lines, tables, sidecars, and a summary on stderr. Reports for readers are
+lines, by a table of what is written where a value is there.
+
+>>> rows = (("", "{name}: {count:,} rows"), ("failed", "{failed} failed"), ("all", "- {kind}"))
+>>> list(lines_of({"name": "a", "count": 2000, "failed": 0, "all": [{"kind": "x"}]}, rows))
+['a: 2,000 rows', '- x']
+"""
 
 from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -16,7 +23,7 @@ from returns.result import Failure
 from pipegen.cli.inputs import Origin, sidecar_exists
 from pipegen.cli.sources import Source
 from pipegen.cli.usage import refuse
-from pipegen.core.errors import InternalError, InvalidRequest
+from pipegen.core.errors import GenerationError, InternalError, InvalidRequest
 from pipegen.core.slots import Slot, is_ok
 from pipegen.io.forms import ARROW, PARQUET, TableError
 from pipegen.io.jsonl import LineId, Written, readable, to_plain
@@ -28,8 +35,56 @@ from pipegen.records import strict_json
 from pipegen.records.frozen import thaw
 from pipegen.records.parse_request import carried
 from pipegen.records.results import GenerationResult
-from pipegen.report.error_counts import ErrorCounts
 from pipegen.report.gallery import printable
+
+Rows = Sequence[tuple[str, str]]
+"""The name of a value, or none, and the words of its line."""
+
+
+def lines_of(values: Mapping[str, object], rows: Rows) -> Iterator[str]:
+    """The lines of the rows whose value is there: not None, not empty, and no count of 0. A list has
+    a line for each of its entries, which are mappings.
+    """
+    for name, words in rows:
+        value = values.get(name) if name else True
+        if isinstance(value, list):
+            yield from (words.format_map({**values, **entry}) for entry in value)
+        elif value or type(value) is float:
+            yield words.format_map(values)
+
+
+@dataclass
+class ErrorCounts:
+    """How many requests failed, and with what.
+
+    >>> from pipegen.core.errors import Timeout
+    >>> counts = ErrorCounts()
+    >>> counts.count_error("r1", Timeout("slow"))
+    >>> counts
+    ErrorCounts(errors=Counter({'Timeout': 1}), first={'Timeout': 'r1: slow'})
+    """
+
+    errors: Counter[str] = field(default_factory=Counter)
+    first: dict[str, str] = field(default_factory=dict)
+    """The first request that failed with each type of error, and its message."""
+
+    @property
+    def failed(self) -> int:
+        """How many failed."""
+        return self.errors.total()
+
+    def of_errors(self) -> dict[str, Any]:
+        """The counts and the first failures as plain data."""
+        return {
+            kind: {"count": count, "first": self.first[kind]}
+            for kind, count in self.errors.most_common()
+        }
+
+    def count_error(self, name: object, error: GenerationError) -> None:
+        """Count a request of this name."""
+        kind = type(error).__name__
+        self.errors[kind] += 1
+        self.first.setdefault(kind, f"{name}: {error.message}"[:300])
 
 
 def say(text: str) -> None:
@@ -248,11 +303,6 @@ class Tally(ErrorCounts):
     """Failed samples of requests with other samples that succeeded."""
     unanswered: int = 0
     """Answers that reached the length limit while the model was thinking."""
-
-    @property
-    def failed(self) -> int:
-        """How many failed."""
-        return self.errors.total()
 
     @property
     def done(self) -> int:

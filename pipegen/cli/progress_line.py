@@ -168,10 +168,7 @@ class Meter:
             "requests_a_second": round((done - tally.reused) / worked, 3),
             "prompt_tokens_a_second": round(tally.made_prompt_tokens / worked, 1),
             "tokens_a_second": round(tally.made_tokens / worked, 1),
-            "errors": {
-                kind: {"count": count, "first": tally.first[kind]}
-                for kind, count in tally.errors.most_common()
-            },
+            "errors": tally.of_errors(),
         }
 
 

@@ -33,10 +33,17 @@ from pipegen.cli.plugins import plugins_of
 from pipegen.cli.run_flags import AskedFlags, InputFlags
 from pipegen.cli.usage import Load, images_of, policy_of, reading, refuse, run_options
 from pipegen.io.forms import TableError, form_of, open_bytes, refuse_address
-from pipegen.io.json_array import is_array, records_of
 from pipegen.io.jsonl import lines_of
 from pipegen.io.tables import TARGETS, USER, Columns, Table, is_table, read_table
-from pipegen.io.text_tables import column_kinds, csv_count, csv_header, line_values, schema_of_kinds
+from pipegen.io.text_tables import (
+    column_kinds,
+    csv_count,
+    csv_header,
+    is_array,
+    line_values,
+    records_of,
+    schema_of_kinds,
+)
 from pipegen.jobs.key_map import rows_in
 from pipegen.media.folder import SUFFIXES, images_in
 from pipegen.plugins import Plugin

@@ -15,7 +15,7 @@ from pipegen.backends.checkpoint.locate import NoSuchModel
 from pipegen.cli.export_command import command_of
 from pipegen.cli.flags import flag_of, setting_values
 from pipegen.cli.inputs import Item
-from pipegen.cli.outputs import say, write_summary
+from pipegen.cli.outputs import Rows, lines_of, say, write_summary
 from pipegen.cli.progress_line import progress
 from pipegen.cli.run_flags import InputFlags
 from pipegen.cli.sources import (
@@ -39,7 +39,6 @@ from pipegen.records.requests import GenerationRequest, ImagePolicy
 from pipegen.report.audit_file import ROW_KINDS, Recorded, verify_results
 from pipegen.report.diff import Occurrences
 from pipegen.report.gallery import printable
-from pipegen.report.lines import Rows, lines_of
 from pipegen.report.questions import prompts
 from pipegen.report.verdict import Precision, Verdict
 from pipegen.report.verify import noise_of, verify

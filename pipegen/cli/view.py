@@ -12,16 +12,20 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast, get_args
 
+from toolz import keyfilter
+
 from pipegen.cli.export_command import COMMAND, command_of
 from pipegen.cli.inputs import Item
 from pipegen.cli.outputs import say
 from pipegen.cli.sources import Question, open_source, within
 from pipegen.cli.usage import images_of, refuse
+from pipegen.core.functional import without_none
 from pipegen.core.slots import is_ok
 from pipegen.engines.extras import MissingExtra, need
+from pipegen.io.forms import TableError
 from pipegen.io.jsonl import request_from_row
 from pipegen.io.results_in import results_in
-from pipegen.io.tables import Columns, TableError
+from pipegen.io.tables import Columns
 from pipegen.jobs.journal import SETTINGS
 from pipegen.jobs.new_file import JournalError, new_file
 from pipegen.media.frames import choose_frames
@@ -342,13 +346,8 @@ class _Asked:
         metadata = values.get("metadata")
         if isinstance(row, Mapping):
             request_fields = self._columns.request(row)
-            _, slot = request_from_row(
-                {key: value for key, value in request_fields.items() if key in _SHOWN},
-                1,
-            )
-            return (slot.unwrap() if is_ok(slot) else None), {
-                key: value for key, value in carried(request_fields).items() if value is not None
-            }
+            _, slot = request_from_row(keyfilter(_SHOWN.__contains__, request_fields), 1)
+            return slot.value_or(None), without_none(carried(request_fields))
         matching_item = self._passed.pop(name, None)
         while matching_item is None:
             item = next(self._items, None)
@@ -359,11 +358,7 @@ class _Asked:
                 matching_item = item
             elif len(self._passed) < PAGE_ROWS:
                 self._passed[item_name] = item  # rows may be in another order
-        request = (
-            None
-            if matching_item is None or not is_ok(matching_item.slot)
-            else matching_item.slot.unwrap()
-        )
+        request = None if matching_item is None else matching_item.slot.value_or(None)
         return request, metadata if isinstance(metadata, Mapping) else {}
 
 

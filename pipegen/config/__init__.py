@@ -7,7 +7,7 @@ from pipegen.config.config_files import MAX_FILE_BYTES, Place
 from pipegen.config.engine_choice import BackendConfig, backend_from
 from pipegen.config.generation import read_options
 from pipegen.config.schema import lines_schema, schema
-from pipegen.config.secret_sources import Secret
+from pipegen.records.secret import Secret
 
 __all__ = [
     "MAX_FILE_BYTES",

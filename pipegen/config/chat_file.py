@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 from returns.result import Failure, Success
 
 from pipegen.config.config_files import Place, read_plain
-from pipegen.config.engine_choice import BackendConfig, backend_from
+from pipegen.config.engine_choice import BackendConfig, backend_from, checked
 from pipegen.config.keys import KEYS, SYSTEM_NAMES, legacy_key_hint
 from pipegen.core.errors import InvalidRequest
 from pipegen.core.functional import without_none
@@ -40,7 +40,6 @@ from pipegen.records.fields import (
     non_empty_string,
     one_of,
     record,
-    taken_instead,
 )
 from pipegen.records.messages import Message
 from pipegen.records.options import option_names
@@ -226,17 +225,8 @@ def _record(kind: type[R], entries: Mapping[str, object], place: Place) -> R:
     checks = checks_of(kind)
     for name, value in entries.items():
         if name in checks:
-            try:
-                checks[name](value)
-            except ValueError as refusal:
-                quotes = (
-                    "; put it in quotes"
-                    if checks[name] is non_empty_string and isinstance(value, (bool, int, float))
-                    else ""
-                )
-                raise InvalidField(
-                    f"{place.at(name)}: {taken_instead(refusal, f'{value!r:.200}')}{quotes}"
-                ) from None
+            is_bare = checks[name] is non_empty_string and isinstance(value, (bool, int, float))
+            checked(name, value, checks[name], place, "; put it in quotes" if is_bare else "")
     return kind(**entries)
 
 

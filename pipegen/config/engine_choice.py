@@ -17,15 +17,21 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any
 from urllib.parse import urlsplit
 
-from pipegen.config.chat_fields import field_refusal, with_fields
 from pipegen.config.config_files import Place
 from pipegen.config.generation import is_option, options_beside
-from pipegen.config.keys import KEYS, SYSTEM_NAMES, keys_of, legacy_key_hint
-from pipegen.config.secret_sources import expanded, provider_variables
+from pipegen.config.keys import (
+    KEYS,
+    SYSTEM_NAMES,
+    field_refusal,
+    keys_of,
+    legacy_key_hint,
+    with_fields,
+)
 from pipegen.core.names import CLOSE
 from pipegen.engines.settings import (
     BESIDE,
@@ -56,6 +62,89 @@ if TYPE_CHECKING:
     from pipegen.drivers.route import Route
     from pipegen.records.requests import GenerationRequest
     from pipegen.records.results import GenerationResult
+
+
+KEY_VARIABLES = frozenset({"VLLM_API_KEY", "SGLANG_API_KEY", "OPENAI_API_KEY"})
+"""Variables that need not be set: local servers take any key, and are sent `EMPTY`."""
+_PROVIDERS: Mapping[str, str] = {
+    "aliyuncs.com": "QWEN_API_KEY",
+    "anthropic.com": "ANTHROPIC_API_KEY",
+    "bigmodel.cn": "ZAI_API_KEY",
+    "cerebras.ai": "CEREBRAS_API_KEY",
+    "cohere.ai": "COHERE_API_KEY CO_API_KEY",
+    "cohere.com": "COHERE_API_KEY CO_API_KEY",
+    "deepinfra.com": "DEEPINFRA_API_KEY DEEPINFRA_TOKEN",
+    "deepseek.com": "DEEPSEEK_API_KEY",
+    "fireworks.ai": "FIREWORKS_API_KEY",
+    "googleapis.com": "GEMINI_API_KEY GOOGLE_API_KEY",
+    "groq.com": "GROQ_API_KEY",
+    "huggingface.co": "HF_TOKEN",
+    "mistral.ai": "MISTRAL_API_KEY",
+    "moonshot.ai": "MOONSHOT_API_KEY KIMI_API_KEY",
+    "moonshot.cn": "MOONSHOT_API_KEY KIMI_API_KEY",
+    "nebius.com": "NEBIUS_API_KEY",
+    "nvidia.com": "NVIDIA_API_KEY",
+    "openrouter.ai": "OPENROUTER_API_KEY",
+    "perplexity.ai": "PERPLEXITY_API_KEY",
+    "poe.com": "POE_API_KEY",
+    "sambanova.ai": "SAMBANOVA_API_KEY",
+    "together.xyz": "TOGETHER_API_KEY",
+    "volces.com": "ARK_API_KEY",
+    "x.ai": "XAI_API_KEY",
+    "z.ai": "ZAI_API_KEY",
+}
+"""Public providers by their host, and the variables that hold their keys, with spaces between."""
+_VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
+_BARE = re.compile(r"\$[A-Za-z_][A-Za-z0-9_]*")
+
+
+def expanded(text: str) -> str:
+    """The text with each `${NAME}` replaced by that environment variable. Raises `ValueError`,
+    which names the variable, where one is not set.
+
+    Those that name a server's own key may be missing; they are then empty.
+
+    >>> expanded("${NO_SUCH_VARIABLE}")
+    Traceback (most recent call last):
+    ...
+    ValueError: the environment variable NO_SUCH_VARIABLE is not set
+    """
+
+    def value(match: re.Match[str]) -> str:
+        name = match.group(1)
+        if name not in os.environ and name not in KEY_VARIABLES:
+            raise ValueError(f"the environment variable {name} is not set")
+        return os.environ.get(name, "")
+
+    if _BARE.fullmatch(text):
+        raise ValueError("a variable of the environment is written ${NAME}")
+    if "${" in _VARIABLE.sub("", text):
+        raise ValueError(
+            "takes ${NAME} with a name of letters, digits and underscores, and nothing else between"
+            " the braces"
+        )
+    return _VARIABLE.sub(value, text)
+
+
+def provider_variables(base_url: str | None) -> tuple[str, ...]:
+    """The environment variables that hold the key of a public provider, by the server's host; none
+    for any other host.
+
+    >>> (
+    ...     provider_variables("https://api.cerebras.ai/v1"),
+    ...     provider_variables("https://cerebras.ai.example.org/v1"),
+    ... )
+    (('CEREBRAS_API_KEY',), ())
+    """
+    host = f".{urlsplit(base_url or '').hostname or ''}"
+    return next(
+        (
+            tuple(names.split())
+            for domain, names in _PROVIDERS.items()
+            if host.endswith(f".{domain}")
+        ),
+        (),
+    )
 
 
 _PORTS = {8000: "vllm", 30000: "sglang"}
@@ -142,18 +231,18 @@ def backend_from(values: object, place: Place) -> BackendConfig:
     for name in ("type", "model"):
         if values.get(name) is None:
             raise InvalidField(f"{place}: the key {name} is missing")
-    kind = _checked(
+    kind = checked(
         "type",
         values["type"],
         one_of(*TYPES),
         place,
         "; another server that speaks OpenAI's is type openai with its base_url",
     )
-    model = _expanded("model", _checked("model", values["model"], non_empty_string, place), place)
+    model = _expanded("model", checked("model", values["model"], non_empty_string, place), place)
     backend = _backend_of(kind, values)
     keys = keys_of(backend)
     takes_over = {
-        name: _checked(name, values[name], check, place)
+        name: checked(name, values[name], check, place)
         for name, check in _FALLBACK.items()
         if values.get(name) is not None
     }
@@ -166,7 +255,7 @@ def backend_from(values: object, place: Place) -> BackendConfig:
         if not (entries.get(name) and entries.get(BESIDE.get(name, "")))
     }
     settings = {
-        name: _checked(name, value, keys[name].check, place)
+        name: checked(name, value, keys[name].check, place)
         for name, value in entries.items()
         if name in keys and value is not None
     }
@@ -230,7 +319,8 @@ def _settle_dialect(kind: str, settings: dict[str, Any], place: Place) -> None:
         )
 
 
-def _checked(name: str, value: Any, check: Any, place: Place, more: str = "") -> Any:
+def checked(name: str, value: Any, check: Any, place: Place, more: str = "") -> Any:
+    """The value of a key. Raises `InvalidField` with its place, and with `more` to do."""
     try:
         return check(value)
     except ValueError as refusal:

@@ -103,12 +103,7 @@ def options_beside(
         name = SERVER_NAMES.get(key, key)
         options_from({name: values[name]}, str(place.at(key)))
     options = options_from(values, str(place))
-    options = _with(
-        options,
-        "enable_thinking",
-        _thinking(variables, place.at("chat_template_kwargs")),
-        place.at("chat_template_kwargs"),
-    )
+    options = _with_thinking(options, variables, place)
     # what it would do is not known: silence is no answer
     if dialect == "plain" and options.chat is not None and options.chat.enable_thinking is False:
         message = (
@@ -162,12 +157,7 @@ def _lifted(
             f"{place.at('chat_template_kwargs')}: takes a mapping, not {variables!r:.200}"
         )
     if dialect != "plain":
-        options = _with(
-            options,
-            "enable_thinking",
-            _thinking(variables, place.at("chat_template_kwargs")),
-            place.at("chat_template_kwargs"),
-        )
+        options = _with_thinking(options, variables, place)
     return options, left
 
 
@@ -180,11 +170,14 @@ def _with(options: GenerationOptions, name: str, value: object, place: Place) ->
     return merge(more, options) or more
 
 
-def _thinking(variables: object, place: Place) -> bool | None:
-    """What a template's variables say of thinking."""
+def _with_thinking(
+    options: GenerationOptions, variables: object, place: Place
+) -> GenerationOptions:
+    """The options with what a template's variables say of thinking."""
+    place = place.at("chat_template_kwargs")
     value = variables.get("enable_thinking") if isinstance(variables, Mapping) else None
     if value is not None and type(value) is not bool:
         raise InvalidField(
             f"{place.at('enable_thinking')}: takes True or False, not {value!r:.200}"
         )
-    return value
+    return _with(options, "enable_thinking", value, place)

@@ -15,10 +15,9 @@ from collections.abc import Mapping
 from types import NoneType
 from typing import Any, Literal, get_args, get_origin
 
-from pipegen.config.chat_fields import VLLM_ALONE, never_passed_on
 from pipegen.config.chat_file import Agent, ChatUi
 from pipegen.config.generation import not_in_extra_body
-from pipegen.config.keys import KEYS, LEGACY, keys_of
+from pipegen.config.keys import KEYS, LEGACY, VLLM_ALONE, keys_of, never_passed_on
 from pipegen.core.errors import GenerationError
 from pipegen.engines.settings import BESIDE, FallbackSettings
 from pipegen.records.codec import declared, without_null

@@ -166,18 +166,12 @@ def _options(fields: Mapping[str, Any], where: str, *, chat: bool) -> tuple[dict
         options["stop"] = [options["stop"]]
     if not chat and "logprobs" in options:  # a completion's `logprobs` is the number of top tokens
         options |= {"logprobs": True, "top_logprobs": options["logprobs"]}
-    thinking = (
-        options.get("template_kwargs", {}).get("enable_thinking")
-        if isinstance(options.get("template_kwargs"), Mapping)
-        else None
-    )
-    if thinking is not None:
+    variables = options.get("template_kwargs")
+    if isinstance(variables, Mapping) and variables.get("enable_thinking") is not None:
+        options["enable_thinking"] = variables["enable_thinking"]
         options["template_kwargs"] = {
-            name: value
-            for name, value in options["template_kwargs"].items()
-            if name != "enable_thinking"
+            name: value for name, value in variables.items() if name != "enable_thinking"
         }
-        options["enable_thinking"] = thinking
     return options, ""
 
 

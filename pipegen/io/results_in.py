@@ -21,10 +21,10 @@ from pipegen.core.functional import without_none
 from pipegen.core.slots import Slot
 from pipegen.io.answer_columns import answer_columns
 from pipegen.io.forms import TableError, form_of, open_bytes
-from pipegen.io.json_array import records_of
 from pipegen.io.jsonl import LineId, from_plain
 from pipegen.io.openai_batch import error_of_batch
 from pipegen.io.tables import read_table
+from pipegen.io.text_tables import records_of
 from pipegen.records import strict_json
 from pipegen.records.answer_parts import texts_of
 from pipegen.records.codec import declared, error_to_plain, is_plain, item_of

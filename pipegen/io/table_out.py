@@ -32,7 +32,14 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 from pipegen.core.slots import Slot, is_ok
 from pipegen.engines.extras import need
-from pipegen.io.answer_columns import CSV_COLUMNS, ERROR, columns_of, error_cells, flat_cells
+from pipegen.io.answer_columns import (
+    CSV_COLUMNS,
+    ERROR,
+    columns_of,
+    error_cells,
+    flat_cells,
+    likeliest_size,
+)
 from pipegen.io.arrow_roundtrip import OTHERWISE, depends_on_values, is_held, written_kind
 from pipegen.io.arrow_values import (
     holds_lists,
@@ -43,7 +50,6 @@ from pipegen.io.arrow_values import (
 )
 from pipegen.io.forms import TableError
 from pipegen.io.jsonl import LineId, readable
-from pipegen.io.likeliest_column import likeliest_size
 from pipegen.io.tables import Block, Columns, Row
 from pipegen.records import strict_json
 from pipegen.records.codec import word_of

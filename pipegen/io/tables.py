@@ -35,18 +35,6 @@ from pipegen.records.requests import FIELDS, holds_options, misplaced, unread_me
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = [
-    "ARROW",
-    "Block",
-    "Columns",
-    "PARQUET",
-    "Row",
-    "Table",
-    "TableError",
-    "is_table",
-    "read_table",
-    "tables_in",
-]
 
 _ROWS, _BYTES = 1024, 8 * 2**20
 """The most rows, and bytes (about), that are read at a time."""
@@ -244,10 +232,7 @@ class Table:
 
     def __init__(self, parts: Sequence[Part], schema: pa.Schema) -> None:
         self.parts, self.schema = parts, schema
-        self.folders = [
-            schema.field(name)
-            for name in dict.fromkeys(name for part in parts for name in part.folders)
-        ]
+        self.folders = [schema.field(name) for name in _folders(parts)]
         """The columns that the names of folders give."""
         self.count = sum(part.rows for part in parts)
         """The number of rows."""
@@ -386,11 +371,16 @@ def _part(path: Path, top: Path) -> Part:
     return Part(path, schema, count, folders)
 
 
+def _folders(parts: Sequence[Part]) -> dict[str, None]:
+    """The columns that the names of folders give."""
+    return dict.fromkeys(name for part in parts for name in part.folders)
+
+
 def _with_columns(schema: pa.Schema, parts: Sequence[Part]) -> pa.Schema:
     """The schema with the columns that names of folders say."""
     import pyarrow as pa
 
-    for name in dict.fromkeys(name for part in parts for name in part.folders):
+    for name in _folders(parts):
         if name in schema.names:
             raise TableError(
                 f"a file has a column {name!r}, and others are in folders {name}=...: rename one of"

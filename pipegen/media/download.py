@@ -26,7 +26,7 @@ import time
 from typing import TYPE_CHECKING
 from urllib.parse import quote, urljoin, urlsplit
 
-from pipegen.media.source import SourceRejected
+from pipegen.media.source import SourceRejected, too_large
 from pipegen.records.messages import shown
 
 if TYPE_CHECKING:
@@ -151,10 +151,7 @@ def _body(
             break
         data += chunk
     else:
-        raise SourceRejected(
-            f"{shown(url)} has more than {policy.max_bytes} bytes",
-            "make it smaller, or raise ImagePolicy.max_bytes",
-        )
+        raise too_large(shown(url), policy)
     _left(deadline)
     if announced is not None and len(data) < announced:
         raise SourceRejected(f"{shown(url)} ended after {len(data)} of {announced} bytes")

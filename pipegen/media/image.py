@@ -18,7 +18,7 @@ import warnings
 import zlib
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from returns.result import Failure, Success
 
@@ -36,17 +36,6 @@ if TYPE_CHECKING:
     from pipegen.records.options import VlmPreprocessOptions
     from pipegen.records.requests import ImagePolicy
 
-__all__ = [
-    "FORMATS",
-    "FileToSend",
-    "ImageSpec",
-    "as_pil",
-    "digest",
-    "file_to_send",
-    "open_image",
-    "prepare",
-    "sized",
-]
 
 T = TypeVar("T")
 FORMATS = ("PNG", "JPEG", "MPO", "WEBP", "GIF", "BMP", "TIFF", "PPM", "AVIF", "HEIF")
@@ -183,13 +172,8 @@ def _opened(
 
     counted = parts_of(data)
     if counted.parts > MOST_PARTS:
-        return Failure(
-            BadImage(
-                index,
-                message=f"image {index} ({len(data)} bytes) has more than {MOST_PARTS} parts",
-                hint=_SAVE_AGAIN,
-            )
-        )
+        why = f"({len(data)} bytes) has more than {MOST_PARTS} parts"
+        return _rejected(index, why, _SAVE_AGAIN)
 
     with _SILENCE, ExitStack() as until_used:
         return guard_result(
@@ -207,31 +191,20 @@ def _decoded(
         with Image.open(io.BytesIO(data), formats=_known_formats(family)) as image:
             width, height = image.size
             if width * height > policy.max_source_pixels:
-                message = (
-                    f"image {index} announces {width}x{height} pixels; the limit is"
-                    f" {policy.max_source_pixels} in all"
-                )
-                return Failure(
-                    BadImage(
-                        index,
-                        message=message,
-                        hint=(
-                            "make it smaller, or raise ImagePolicy.max_source_pixels if you trust"
-                            " the source"
-                        ),
-                    )
+                return _rejected(
+                    index,
+                    f"announces {width}x{height} pixels; the limit is {policy.max_source_pixels} in"
+                    " all",
+                    "make it smaller, or raise ImagePolicy.max_source_pixels if you trust the source",
                 )
             scans, most = _scans(image, data, counted), most_scans(width * height)
             if scans > most:
-                message = (
-                    f"image {index} of {width}x{height} pixels has {scans} scans; the limit is"
-                    f" {most}"
-                )
-                return Failure(BadImage(index, message=message, hint=_SAVE_AGAIN))
+                why = f"of {width}x{height} pixels has {scans} scans; the limit is {most}"
+                return _rejected(index, why, _SAVE_AGAIN)
             until_used.enter_context(DECODING.taken(decoded_bytes(image)))
             image.load()
             if image.mode == "F":
-                return Failure(_of_floats(image, index))
+                return _of_floats(image, index)
             orientation = _orientation(image)
             depth = _depth(data)
             is_plain = _is_plain(image, orientation) and depth != 16
@@ -239,41 +212,33 @@ def _decoded(
             upright = _turn(_rgb(image, depth), orientation)
     except UnidentifiedImageError:
         if not data:
-            return Failure(BadImage(index, message=f"image {index} is empty: 0 bytes"))
+            return _rejected(index, "is empty: 0 bytes")
         if family and family not in Image.OPEN:
-            message = f"image {index} is {family}, and what reads {family} is not installed"
-            hint = f"{_COMES_WITH[family]}, or convert it to JPEG or PNG"
-            return Failure(BadImage(index, message=message, hint=hint))
-        message = (
-            f"image {index} ({len(data)} bytes) is not an image in a known format"
-            f" ({', '.join(FORMATS)})"
-        )
-        return Failure(
-            BadImage(
-                index,
-                message=message,
-                hint="check that it is an image; convert other formats to PNG or JPEG",
-            )
+            why = f"is {family}, and what reads {family} is not installed"
+            return _rejected(index, why, f"{_COMES_WITH[family]}, or convert it to JPEG or PNG")
+        return _rejected(
+            index,
+            f"({len(data)} bytes) is not an image in a known format ({', '.join(FORMATS)})",
+            "check that it is an image; convert other formats to PNG or JPEG",
         )
     except Image.DecompressionBombError as raised:
         hint = "make it smaller; Pillow's own limit is twice PIL.Image.MAX_IMAGE_PIXELS"
-        return Failure(
-            BadImage(index, message=f"image {index} is too large for Pillow: {raised}", hint=hint)
-        )
+        return _rejected(index, f"is too large for Pillow: {raised}", hint)
     return Success(_Opened(upright, kind))
 
 
-def _of_floats(image: Image.Image, index: int) -> BadImage:
+def _rejected(index: int, why: str, hint: str = "") -> Slot[Any]:
+    return Failure(BadImage(index, message=f"image {index} {why}", hint=hint))
+
+
+def _of_floats(image: Image.Image, index: int) -> Slot[Any]:
     low, high = image.getextrema()
     unit = isinstance(low, float) and isinstance(high, float) and 0 <= low <= high <= 1
     save = "save it with levels of 8 bits, from 0 to 255"
-    return BadImage(
+    return _rejected(
         index,
-        message=(
-            f"image {index} has levels that are floats, from {low:g} to {high:g}: no file says"
-            " which of them is white"
-        ),
-        hint=f"multiply them by 255, round, and {save}" if unit else f"scale them, and {save}",
+        f"has levels that are floats, from {low:g} to {high:g}: no file says which of them is white",
+        f"multiply them by 255, round, and {save}" if unit else f"scale them, and {save}",
     )
 
 
@@ -457,25 +422,19 @@ def sized(
             PreparedImage(width=width, height=height, rgb=image.tobytes(), digest=digest(image))
         )
     if options.do_resize is False:
-        refusal = _misfit(width, height, spec, options, index)
-        if refusal is not None:
-            return Failure(refusal)
+        misfit = _misfit(width, height, spec, options, index)
+        if misfit is not None:
+            return misfit
         size = image.size
     else:
         low, high = pixel_budget(spec, options)
         try:
             size = fit(width, height, factor=spec.factor, min_pixels=low, max_pixels=high)
         except ValueError as refused:
-            message = (
-                f"image {index} of {width}x{height} pixels has no size that the model takes:"
-                f" {refused}"
-            )
-            return Failure(
-                BadImage(
-                    index,
-                    message=message,
-                    hint="crop or pad the image, or widen the range from min_pixels to max_pixels",
-                )
+            return _rejected(
+                index,
+                f"of {width}x{height} pixels has no size that the model takes: {refused}",
+                "crop or pad the image, or widen the range from min_pixels to max_pixels",
             )
     fitted = _resized(image, size, spec.resample)
     grid = (1, size[1] // spec.patch_size, size[0] // spec.patch_size)
@@ -494,30 +453,24 @@ def sized(
 
 def _misfit(
     width: int, height: int, spec: ImageSpec, options: VlmPreprocessOptions, index: int
-) -> BadImage | None:
+) -> Slot[Any] | None:
     """Why an image is rejected with `do_resize=False`, or None."""
     if width % spec.factor or height % spec.factor:
         nearest = nearest_sides(width, height, spec.factor)
-        message = (
-            f"image {index} is {width}x{height}; with do_resize=False both sides must be multiples"
-            f" of {spec.factor} pixels"
-        )
-        return BadImage(
+        return _rejected(
             index,
-            message=message,
-            hint=(
-                f"resize it to {nearest[0]}x{nearest[1]}, the nearest valid size, or leave"
-                " do_resize=True"
-            ),
+            f"is {width}x{height}; with do_resize=False both sides must be multiples of"
+            f" {spec.factor} pixels",
+            f"resize it to {nearest[0]}x{nearest[1]}, the nearest valid size, or leave"
+            " do_resize=True",
         )
     low, high = options.min_pixels or 1, options.max_pixels or width * height
     if not low <= width * height <= high:
-        message = (
-            f"image {index} has {width * height} pixels, outside the requested {low} to {high}, and"
-            " do_resize=False keeps its size"
-        )
-        return BadImage(
-            index, message=message, hint="leave do_resize=True, or ask for other bounds"
+        return _rejected(
+            index,
+            f"has {width * height} pixels, outside the requested {low} to {high}, and"
+            " do_resize=False keeps its size",
+            "leave do_resize=True, or ask for other bounds",
         )
     return None
 

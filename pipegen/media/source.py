@@ -182,7 +182,7 @@ def _sample(source: ImageSource, policy: ImagePolicy) -> bytes:
     if path is not None:
         with _file(path, policy) as file:
             return _pieces(file, os.fstat(file.fileno()).st_size)
-    data = source.data if source.data is not None else _read(source, policy)
+    data = _read(source, policy)
     return _pieces(io.BytesIO(data), len(data))
 
 
@@ -198,7 +198,7 @@ def _pieces(stream: BinaryIO, size: int) -> bytes:
 
 def _read_one(index: int, source: ImageSource, policy: ImagePolicy) -> Slot[bytes]:
     try:
-        return Success(source.data if source.data is not None else _read(source, policy))
+        return Success(_read(source, policy))
     except SourceRejected as refused:
         hint = refused.hint
         if isinstance(source, VideoSource):
@@ -215,6 +215,8 @@ def _unread(index: int, raised: Raised, source: ImageSource) -> BadImage | BadVi
 
 
 def _read(source: ImageSource, policy: ImagePolicy) -> bytes:
+    if source.data is not None:
+        return source.data
     if source.path is not None:
         return _read_file(source.path, policy)
     url = source.url or ""
@@ -263,11 +265,11 @@ def _read_data_url(url: str, policy: ImagePolicy) -> bytes:
         )
     if not header.lower().endswith(";base64"):
         if len(body) - 2 * body.count("%") > policy.max_bytes:
-            raise _too_large("a data URL", policy)
+            raise too_large("a data URL", policy)
         return _unquoted(body)
     digits = len(body) - 2 * body.count("%") - sum(map(body.count, string.whitespace))
     if digits // 4 * 3 - 3 > policy.max_bytes:
-        raise _too_large("a data URL", policy)
+        raise too_large("a data URL", policy)
     try:
         data = base64.b64decode(_unquoted(body).translate(None, _WHITESPACE), validate=True)
     except ValueError as raised:  # binascii.Error is one
@@ -276,7 +278,7 @@ def _read_data_url(url: str, policy: ImagePolicy) -> bytes:
             "write data:image/png;base64,<the bytes in base64>",
         ) from None
     if len(data) > policy.max_bytes:
-        raise _too_large("a data URL", policy)
+        raise too_large("a data URL", policy)
     return data
 
 
@@ -299,7 +301,8 @@ def _unquoted(text: str) -> bytes:
     return bytes(data)
 
 
-def _too_large(name: str, policy: ImagePolicy) -> SourceRejected:
+def too_large(name: str, policy: ImagePolicy) -> SourceRejected:
+    """Why a source of this name is not read."""
     return SourceRejected(
         f"{name} has more than {policy.max_bytes} bytes",
         "make it smaller, or raise ImagePolicy.max_bytes",
@@ -310,7 +313,7 @@ def _read_file(path: str, policy: ImagePolicy) -> bytes:
     with _file(path, policy) as file:
         data = file.read(policy.max_bytes + 1)
     if len(data) > policy.max_bytes:
-        raise _too_large(_named(path), policy)
+        raise too_large(_named(path), policy)
     return data
 
 
@@ -342,7 +345,7 @@ def _file(path: str, policy: ImagePolicy) -> Iterator[BinaryIO]:
             if not stat.S_ISREG(status.st_mode):
                 raise SourceRejected(f"{_named(path)} is not a regular file")
             if status.st_size > policy.max_bytes:
-                raise _too_large(_named(path), policy)
+                raise too_large(_named(path), policy)
             yield file
     except OSError as raised:
         raise SourceRejected(

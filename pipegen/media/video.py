@@ -30,6 +30,7 @@ from pipegen.core.foreign_calls import Raised, guard_result
 from pipegen.core.slots import Slot, is_ok
 from pipegen.media.frames import VideoSpec, choose_frames, frame_spec, most_frames
 from pipegen.media.image import open_image, sized
+from pipegen.media.source import SourceRejected
 from pipegen.records.messages import VideoSource
 from pipegen.records.options import VlmPreprocessOptions
 from pipegen.records.requests import ImagePolicy
@@ -78,14 +79,6 @@ class _Frame(NamedTuple):
     image: Image.Image
 
 
-class _Refused(Exception):
-    """Why a video is not used, and what to do."""
-
-    def __init__(self, why: str, hint: str = "") -> None:
-        super().__init__(why)
-        self.hint = hint
-
-
 def prepare_video(
     source: VideoSource, spec: VideoSpec, options: VlmPreprocessOptions, index: int
 ) -> Slot[PreparedImage]:
@@ -99,15 +92,11 @@ def prepare_video(
     most = most_frames(spec, options)
     if not most:
         least = spec.frame.temporal_patch_size * spec.frame.factor**2
-        return Failure(
-            BadVideo(
-                index,
-                message=(
-                    f"video {index}: max_video_pixels={options.max_video_pixels} has no room for"
-                    f" {spec.frame.temporal_patch_size} frames of one token each: {least} pixels"
-                ),
-                hint="raise max_video_pixels, or leave it out",
-            )
+        return _rejected(
+            index,
+            f"max_video_pixels={options.max_video_pixels} has no room for"
+            f" {spec.frame.temporal_patch_size} frames of one token each: {least} pixels",
+            "raise max_video_pixels, or leave it out",
         )
 
     def choose(times: Sequence[float], *, whole: bool) -> tuple[int, ...]:
@@ -144,10 +133,14 @@ def frames_of(source: VideoSource, index: int, chosen: Any) -> Slot[list[_Frame]
     def work() -> Slot[list[_Frame]]:
         try:
             return Success(_decoded(source, partial(chosen, whole=False)))
-        except _Refused as refused:
+        except SourceRejected as refused:
             return Failure(BadVideo(index, message=f"video {index} {refused}", hint=refused.hint))
 
     return guard_result(work, unknown, known=_KNOWN)
+
+
+def _rejected(index: int, why: str, hint: str) -> Slot[Any]:
+    return Failure(BadVideo(index, message=f"video {index}: {why}", hint=hint))
 
 
 def _given(source: VideoSource, index: int, choose: Any) -> Slot[list[_Frame]]:
@@ -164,21 +157,15 @@ def _given(source: VideoSource, index: int, choose: Any) -> Slot[list[_Frame]]:
             if not is_ok(image):
                 error = image.failure()
                 words = error.message.removeprefix("image ")
-                return Failure(
-                    BadVideo(index, message=f"video {index}: frame {words}", hint=error.hint)
-                )
+                return _rejected(index, f"frame {words}", error.hint)
             opened[place] = image.unwrap()
-        if opened[place].size != next(iter(opened.values())).size:
-            first, other = next(iter(opened.values())).size, opened[place].size
-            return Failure(
-                BadVideo(
-                    index,
-                    message=(
-                        f"video {index}: frame {place} has {other[0]}x{other[1]} pixels, and the"
-                        f" first {first[0]}x{first[1]}"
-                    ),
-                    hint="give frames of one size",
-                )
+        first, other = next(iter(opened.values())).size, opened[place].size
+        if other != first:
+            return _rejected(
+                index,
+                f"frame {place} has {other[0]}x{other[1]} pixels, and the first"
+                f" {first[0]}x{first[1]}",
+                "give frames of one size",
             )
         frames.append(_Frame(source.times[place], opened[place]))
     return Success(frames)
@@ -189,43 +176,25 @@ def _joined(
 ) -> Slot[PreparedImage]:
     """The frames, each resized, as one record."""
     budget = frame_spec(spec, options, len(frames))
-    frame_options = (
-        dataclasses.replace(
-            options,
-            min_pixels=options.min_pixels,
-            max_pixels=budget.max_pixels
-            if options.max_video_pixels is not None
-            else options.max_pixels,
+    if (options.min_pixels or 0) > budget.max_pixels:
+        return _rejected(
+            index,
+            f"min_pixels={options.min_pixels} for each of {len(frames)} frames is more than"
+            f" max_video_pixels={options.max_video_pixels} allows",
+            "lower min_pixels, or raise max_video_pixels",
         )
-        if (options.min_pixels or 0) <= budget.max_pixels
-        else None
-    )
-    if frame_options is None:
-        return Failure(
-            BadVideo(
-                index,
-                message=(
-                    f"video {index}: min_pixels={options.min_pixels} for each of {len(frames)}"
-                    f" frames is more than max_video_pixels={options.max_video_pixels} allows"
-                ),
-                hint="lower min_pixels, or raise max_video_pixels",
-            )
-        )
+    if options.max_video_pixels is not None:
+        options = dataclasses.replace(options, max_pixels=budget.max_pixels)
     prepared: list[PreparedImage] = []
     last: tuple[Any, PreparedImage] | None = None
     for time, image in frames:
         if last is None or last[0] is not image:
-            sized_frame = sized(image, budget, frame_options, 0)
+            sized_frame = sized(image, budget, options, 0)
             if not is_ok(sized_frame):
                 error = sized_frame.failure()
                 words = error.message.removeprefix("image 0 ")
-                return Failure(
-                    BadVideo(
-                        index,
-                        message=f"video {index}: the frame at {time:g} s {words}",
-                        hint=error.hint.replace("the image", "the video"),
-                    )
-                )
+                hint = error.hint.replace("the image", "the video")
+                return _rejected(index, f"the frame at {time:g} s {words}", hint)
             last = image, sized_frame.unwrap()
         prepared.append(last[1])
     times = tuple(time for time, _ in frames)
@@ -249,24 +218,30 @@ def _joined(
 
 
 def _decoded(source: VideoSource, choose: Any) -> list[_Frame]:
-    """The chosen frames of a file. Raises `_Refused` and what `_KNOWN` lists."""
+    """The chosen frames of a file. Raises `SourceRejected`, and what `_KNOWN` lists."""
     data = source.data or b""
     if not data:
-        raise _Refused("is empty: 0 bytes")
+        raise SourceRejected("is empty: 0 bytes")
     moments = _moments(source, data)
-    places = choose(_times(moments))
-    decoded = _shown(source, data, [moments[place] for place in places])
+    places, decoded = _chosen(source, data, moments, choose)
     if decoded.moments != moments:  # packets that show nothing, or several frames
         if not decoded.moments:
-            raise _Refused("has no frame that can be decoded")
+            raise SourceRejected("has no frame that can be decoded")
         moments = decoded.moments
-        places = choose(_times(moments))
-        decoded = _shown(source, data, [moments[place] for place in places])
+        places, decoded = _chosen(source, data, moments, choose)
     times = _times(moments)
     missing = [place for place in places if moments[place] not in decoded.images]
     if missing:
-        raise _Refused(f"has no frame at {times[missing[0]]:g} s that can be decoded")
+        raise SourceRejected(f"has no frame at {times[missing[0]]:g} s that can be decoded")
     return [_Frame(times[place], decoded.images[moments[place]]) for place in places]
+
+
+def _chosen(
+    source: VideoSource, data: bytes, moments: Sequence[Fraction], choose: Any
+) -> tuple[list[int], _Shown]:
+    """The places that are chosen, and what the file shows there."""
+    places = choose(_times(moments))
+    return places, _shown(source, data, [moments[place] for place in places])
 
 
 def _times(moments: Sequence[Fraction]) -> list[float]:
@@ -282,7 +257,7 @@ def _open(data: bytes) -> Any:
     try:
         return av.open(io.BytesIO(data), "r", options=options, metadata_errors="replace")
     except (FFmpegError, OSError, ValueError) as raised:
-        raise _Refused(
+        raise SourceRejected(
             f"({len(data)} bytes) is not a video in a known container ({', '.join(FORMATS)})",
             "check that it is a complete video; convert others to MP4 or WebM",
         ) from raised
@@ -295,17 +270,19 @@ def _stream(container: Any, source: VideoSource) -> Any:
     ]
     if not streams:
         sound = " but sound" if container.streams.audio else ""
-        raise _Refused(
+        raise SourceRejected(
             f"holds no frames{sound}",
             "give a file with a video stream; pipegen takes no sound",
         )
     stream = streams[0]
     if stream.codec_context is None:
-        raise _Refused("has a codec that is not known", "convert it to H.264 in MP4, or to WebM")
+        raise SourceRejected(
+            "has a codec that is not known", "convert it to H.264 in MP4, or to WebM"
+        )
     most = source.max_pixels or ImagePolicy().max_source_pixels
     width, height = stream.codec_context.width, stream.codec_context.height
     if width * height > most:
-        raise _Refused(
+        raise SourceRejected(
             f"announces frames of {width}x{height} pixels; the limit is {most} in all",
             _LOWER.format("max_source_pixels"),
         )
@@ -332,27 +309,27 @@ def _moments(source: VideoSource, data: bytes) -> list[Fraction]:
             if not packet.size or at is None or packet.is_discard:
                 continue
             if packet.is_corrupt:
-                raise _Refused("is cut off", "get the whole file")
+                raise SourceRejected("is cut off", "get the whole file")
             frame_times.add(at * packet.time_base)
             if len(frame_times) > MOST_FRAMES:
-                raise _Refused(f"has more than {MOST_FRAMES} frames", "cut it into pieces")
+                raise SourceRejected(f"has more than {MOST_FRAMES} frames", "cut it into pieces")
         moments = sorted(frame_times)
         if not moments:
-            raise _Refused("has no frames")
+            raise SourceRejected("has no frames")
         cut = _cut_off(container, stream, packets, moments)
         if cut:
-            raise _Refused(f"{cut}: it is cut off", "get the whole file")
+            raise SourceRejected(f"{cut}: it is cut off", "get the whole file")
         longest = source.max_seconds or policy.max_video_seconds
         seconds = float(moments[-1] - moments[0])
         if seconds > longest:
-            raise _Refused(
+            raise SourceRejected(
                 f"is {seconds:g} seconds long; the limit is {longest:g}",
                 _LOWER.format("max_video_seconds"),
             )
         pixels = stream.codec_context.width * stream.codec_context.height * len(moments)
         most = source.max_decoded_pixels or policy.max_decoded_pixels
         if pixels > most:
-            raise _Refused(
+            raise SourceRejected(
                 f"has {len(moments)} frames of {stream.codec_context.width}x"
                 f"{stream.codec_context.height} pixels, {pixels} in all; the limit is {most}",
                 _LOWER.format("max_decoded_pixels"),
@@ -413,9 +390,11 @@ def _shown(source: VideoSource, data: bytes, requested: Sequence[Fraction]) -> _
         try:
             for frame in _frames(container, stream):
                 if frame.is_corrupt:
-                    raise _Refused(f"is damaged at frame {len(moments)}", "get the whole file")
+                    raise SourceRejected(
+                        f"is damaged at frame {len(moments)}", "get the whole file"
+                    )
                 if frame.pts is None:
-                    raise _Refused(
+                    raise SourceRejected(
                         "does not tell the times of its frames",
                         "put it into a container such as MP4",
                     )
@@ -424,7 +403,7 @@ def _shown(source: VideoSource, data: bytes, requested: Sequence[Fraction]) -> _
                 if moment in requested_set and moment not in images:
                     images[moment] = _upright(frame)
         except FFmpegError as raised:
-            raise _Refused(
+            raise SourceRejected(
                 f"is damaged at frame {len(moments)}: {raised.strerror or raised}",
                 "get the whole file",
             ) from raised
@@ -456,7 +435,7 @@ def _turn_of(frame: Any) -> int | None:
             return _TURNS[False, _sign(across), _sign(up)]
         if swapped > straight and max(abs(across), abs(up)) <= _ASKEW * swapped:
             return _TURNS[True, _sign(down), _sign(left)]
-        raise _Refused(
+        raise SourceRejected(
             f"is turned or sheared by its display matrix ({across}, {down}, {left}, {up}) to what is"
             " no quarter turn",
             "write its frames upright: ffmpeg -i old.mp4 new.mp4",

@@ -2,13 +2,13 @@
 route (`pipegen.attach`).
 """
 
+from pipegen.answer.split_thought import Reasoning, reasoning_of
 from pipegen.engines.plugin import Plugin, RowContext
 from pipegen.plugins.balanced_json import balanced_json
 from pipegen.plugins.hf_hooks import hf_hooks
-from pipegen.plugins.prefix import strip_prefix
-from pipegen.plugins.reasoning import Reasoning, reasoning_of, split_reasoning
 from pipegen.plugins.repeated_objects import forbid_repeated_objects
 from pipegen.plugins.repetition import halt_on_repetition
+from pipegen.plugins.trims import split_reasoning, strip_prefix
 
 __all__ = [
     "Plugin",

@@ -32,7 +32,7 @@ from pipegen.records.parse_request import Request
 from pipegen.records.requests import GenerationRequest, ImagePolicy
 from pipegen.records.results import GenerationResult
 from pipegen.records.scores import Scored
-from pipegen.report.audit_row import SLACK, findings_in, ids_of, is_one_text
+from pipegen.report.audit_row import SLACK, findings_in, ids_of, is_one_text, is_taken_apart
 from pipegen.report.verdict import Answer, Way, WrongKind
 
 
@@ -264,7 +264,7 @@ def _row(slot: Slot[GenerationResult], reference: Route) -> Slot[_Row]:
         return Failure(slot.failure())
     result, engine = slot.unwrap(), reference.engine
     ends = engine.eos_token_ids
-    apart = not result.token_ids and (result.reasoning is not None or bool(result.tool_calls))
+    apart = is_taken_apart(result)
     ids = () if apart and ends else ids_of(result, engine.tokenizer, ends)
     if not ids and not ends:
         return Failure(MalformedResponse(_NOTHING))

@@ -26,7 +26,14 @@ from pipegen.records.requests import GenerationRequest, ImagePolicy
 from pipegen.records.results import GenerationResult
 from pipegen.records.scores import Scored
 from pipegen.report.asking import of_prompt, unswitched
-from pipegen.report.audit_row import disobedience, ids_of, kind_of, room_in
+from pipegen.report.audit_row import (
+    disobedience,
+    has_images,
+    ids_of,
+    is_taken_apart,
+    kind_of,
+    room_in,
+)
 from pipegen.report.audit_tokens import RowKind, TokenJudge
 from pipegen.report.diff import UNKNOWN
 from pipegen.report.respelled import unspelled
@@ -251,18 +258,14 @@ class _Audit(NamedTuple):
             return RowVerdict(id=row.id, verdict="unknown", evidence=reason)
         ids = ids_of(result, engine.tokenizer, engine.eos_token_ids)
         request = None if slot is None or not is_ok(slot) else slot.unwrap()
-        images = bool(
-            result.image_grid_thw
-            or result.image_digests
-            or (request is not None and request.sources)
-        )
+        images = has_images(result) or bool(request is not None and request.sources)
         if request is not None and (request.turns or result.rounds or result.previous is not None):
             request = None  # the row has another request than its id
         of_prompt = bool(result.prompt_token_ids) and not images
         reasons = {
             "the file does not tell with which options it was made": silent,
             "it has no ids, and the server took its reasoning or its tool calls out of its text": (
-                not result.token_ids and (result.reasoning is not None or bool(result.tool_calls))
+                is_taken_apart(result)
             ),
             "it has no ids and no text": not ids,
             "it has images, and its request is not at hand": images and request is None,

@@ -81,6 +81,16 @@ def disobedience(
     )
 
 
+def has_images(result: GenerationResult) -> bool:
+    """Whether the row's prompt has images."""
+    return bool(result.image_grid_thw or result.image_digests)
+
+
+def is_taken_apart(result: GenerationResult) -> bool:
+    """Whether the server took its reasoning or its tool calls out of its text, and gave no ids."""
+    return not result.token_ids and (result.reasoning is not None or bool(result.tool_calls))
+
+
 def findings_in(
     result: GenerationResult, tokenizer: Tokenizer, eos_token_ids: Sequence[int], room: int | None
 ) -> list[Finding]:
@@ -88,11 +98,7 @@ def findings_in(
     texts, options = _texts(result, tokenizer, eos_token_ids), result.options
     if result.clipped_from is not None:  # what was asked before the server lowered it
         options = dataclasses.replace(options, max_new_tokens=result.clipped_from)
-    images, trimmed, stop = (
-        bool(result.image_grid_thw or result.image_digests),
-        result.trimmed_by,
-        options.stop,
-    )
+    images, trimmed, stop = has_images(result), result.trimmed_by, options.stop
     # servers need not name the stop string
     unnamed = not texts.here and stop is not None and bool(stop.stop)
     answer = Answer(

@@ -18,6 +18,7 @@ from pipegen.report.diff import common_prefix
 from pipegen.report.respelled import is_respelled
 from pipegen.report.verdict import (
     MARGIN,
+    SHOWN,
     SPREAD,
     Answer,
     Decode,
@@ -59,10 +60,6 @@ _LEAST = 3
 """An answer of fewer tokens fits many prompts."""
 _MANY = 8
 """So many log probabilities at least show how they are to be read."""
-_SHOWN = 5
-"""Tokens about a place that are shown."""
-
-
 IdsAfter = tuple[tuple[int, ...], tuple[int, ...]]
 """A prompt, and the ids of an answer."""
 Rescored = tuple[tuple[float, ...], tuple[tuple[int, float], ...]]
@@ -190,7 +187,7 @@ class _Look(NamedTuple):
             return f"it goes on after {end!r}, which ends answers"
         if parting is None:
             return f"a log probability is {max(answer.far, default=0.0):.2g} away"
-        before = decode(ids[max(0, parting.place - _SHOWN) : parting.place])
+        before = decode(ids[max(0, parting.place - SHOWN) : parting.place])
         token, choice = decode((parting.token,)), decode((parting.choice,))
         return (
             f"at token {parting.place} after {before!r} it has {token!r}, and the reference"

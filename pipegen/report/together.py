@@ -19,6 +19,7 @@ from pipegen.records.option_table import names_in
 from pipegen.records.options import GenerationOptions, in_effect
 from pipegen.records.requests import GenerationRequest
 from pipegen.records.results import GenerationResult
+from pipegen.report.audit_row import has_images
 from pipegen.report.diff import common_prefix
 from pipegen.report.drawn import Draw, deviations, draw_of, unknown_options
 from pipegen.report.verdict import Limits
@@ -68,7 +69,7 @@ class ScoredRow(NamedTuple):
 
     @property
     def images(self) -> bool:
-        return bool(self.result.image_grid_thw or self.result.image_digests)
+        return has_images(self.result)
 
 
 def wrong_together(

@@ -98,7 +98,7 @@ server's precision is.
 """
 _BROAD = 30.0
 """The margin of a right server is at most so many times that spread."""
-_SHOWN = 5
+SHOWN = 5
 """Tokens about a place that are shown."""
 
 
@@ -279,7 +279,7 @@ def other_prompt_in_words(
     """
     counts = f"{len(expected)} tokens of the prompt are expected, and {counted} came"
     index = common_prefix(expected, ran)
-    about = slice(max(0, index - _SHOWN), index + _SHOWN)
+    about = slice(max(0, index - SHOWN), index + SHOWN)
     wanted, came = decode(expected[about]), decode(ran[about])
     there = f"; about token {index} {wanted!r} is expected, and {came!r} came"
     return counts + (there if ran else "")

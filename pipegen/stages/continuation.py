@@ -38,9 +38,8 @@ from pipegen.records.options import ChatTemplateOptions
 from pipegen.records.requests import GenerationRequest
 from pipegen.records.results import PreparedImage
 from pipegen.template.control_tokens import ControlTokens
-from pipegen.template.placeholders import Placeholders, kind_of
-from pipegen.template.probe import call, numbered_id, tool
-from pipegen.template.template import Template, template_of
+from pipegen.template.image_places import Placeholders, kind_of
+from pipegen.template.template import Template, call, numbered_id, template_of, tool
 from pipegen.template.untrusted import Marks
 
 if TYPE_CHECKING:

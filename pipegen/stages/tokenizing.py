@@ -37,7 +37,7 @@ from pipegen.stages.continuation import Before, check_earlier_images
 from pipegen.stages.rendering import Rendered
 from pipegen.template.choose_render import hides_nothing
 from pipegen.template.control_tokens import ControlTokens
-from pipegen.template.placeholders import Kind, Placeholders, kind_of
+from pipegen.template.image_places import Kind, Placeholders, kind_of
 from pipegen.template.untrusted import Marks
 
 _SPACE = (

@@ -41,7 +41,7 @@ from pipegen.records.results import (
 from pipegen.stages.gather_samples import GATHER
 from pipegen.template.call_signs import what_cut
 from pipegen.template.call_syntax import loads, openai_call, writer_of
-from pipegen.template.probe import call
+from pipegen.template.template import call
 
 
 def trimmed(text: str, options: GenerationOptions, plugins: Sequence[Plugin] = ()) -> Slot[str]:

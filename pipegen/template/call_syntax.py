@@ -23,8 +23,16 @@ from pipegen.core.errors import TemplateFailed
 from pipegen.core.slots import Slot, is_ok
 from pipegen.engines.tokenizer import Renderer
 from pipegen.records.options import ChatTemplateOptions
-from pipegen.template.probe import USER, JsonObject, assistant, between, call, tool
-from pipegen.template.template import Template, template_of
+from pipegen.template.template import (
+    USER,
+    JsonObject,
+    Template,
+    assistant,
+    between,
+    call,
+    template_of,
+    tool,
+)
 
 NAME, THOUGHT, WORDS = "zqone", "Qzthought", "Qzwords"
 ID = "zqid00001"

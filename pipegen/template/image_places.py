@@ -1,12 +1,15 @@
 """The images and videos of requests, made ready for the model: equal ones of a batch once, and on a few
-threads.
+threads. Tokens stand for them in a prompt.
+
+>>> Placeholders("<|image_pad|>", "<|video_pad|>").of("video")
+'<|video_pad|>'
 """
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import TypeAlias
+from typing import Literal, NamedTuple, TypeAlias
 
 from returns.result import Failure, Success
 
@@ -19,6 +22,38 @@ from pipegen.engines.tokenizer import Tokenizer
 from pipegen.records.messages import ImageSource, VideoSource, numbered
 from pipegen.records.options import VlmPreprocessOptions
 from pipegen.records.results import PreparedImage, ResolvedRequest
+
+Kind = Literal["image", "video"]
+
+
+def kind_of(image: PreparedImage) -> Kind:
+    """What it is."""
+    return "video" if image.is_video else "image"
+
+
+class Placeholders(NamedTuple):
+    """The control token for an image and that for a video; empty where there is none."""
+
+    image: str = ""
+    video: str = ""
+
+    def of(self, kind: Kind) -> str:
+        """The token of one kind."""
+        return self.video if kind == "video" else self.image
+
+    def ids(self, tokenizer: Tokenizer) -> Mapping[str, int]:
+        """The ids of those that there are."""
+        return {
+            kind: tokenizer.control_tokens[token]
+            for kind, token in (("image", self.image), ("video", self.video))
+            if token
+        }
+
+    def counts(self, images: Sequence[PreparedImage]) -> tuple[tuple[Kind, int], ...]:
+        """How many there are of each kind."""
+        videos = sum(image.is_video for image in images)
+        return ("image", len(images) - videos), ("video", videos)
+
 
 _Image: TypeAlias = tuple[ImageSource, VlmPreprocessOptions]
 Prepared: TypeAlias = Mapping[_Image, Slot[PreparedImage]]

@@ -45,7 +45,7 @@ from pipegen.template.call_syntax import (
     writer_of,
 )
 from pipegen.template.control_tokens import ControlTokens
-from pipegen.template.probe import USER, assistant
+from pipegen.template.template import USER, assistant
 
 
 class ThoughtTexts(NamedTuple):

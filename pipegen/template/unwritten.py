@@ -21,16 +21,19 @@ from pipegen.engines.tokenizer import Renderer
 from pipegen.records.frozen import NOTHING
 from pipegen.records.messages import ROLES
 from pipegen.template.control_tokens import ControlTokens
-from pipegen.template.probe import assistant, call, result, tool
 from pipegen.template.template import (
     BESIDE,
     PROBE,
     PromptFunction,
     Template,
+    assistant,
     author,
+    call,
     conversation,
     plain_turn,
+    result,
     role_renders,
+    tool,
 )
 from pipegen.template.untrusted import Conversation
 

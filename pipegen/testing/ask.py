@@ -17,11 +17,6 @@ from pipegen.records.options import GenerationOptions, StopOptions
 from pipegen.records.requests import GenerationRequest, TextGenerationRequest
 from pipegen.records.results import GenerationResult, Raw
 
-__all__ = [
-    "LENGTH", "PROMPTS", "answer", "answers", "chat", "drawn_image", "engine_ids", "error_of", "expect", "expect_same", "full", "greedy", "honours", "longest",
-    "needs", "output", "red_square", "refused", "refuses", "same", "slots_of", "stopping", "to_all",
-]  # fmt: skip
-
 PROMPTS = ("List the months of the year.", "Count from 1 to 12.", "Tell me a story.", "Hi")
 LENGTH = 24
 

@@ -12,7 +12,7 @@ from pipegen.drivers.route import Route, attach, count_tokens
 from pipegen.ending.stop_scan import cut
 from pipegen.engines.plugin import Plugin
 from pipegen.records.options import DecodeOptions, StopOptions
-from pipegen.records.requests import TextGenerationRequest
+from pipegen.records.requests import GenerationRequest, TextGenerationRequest
 from pipegen.records.results import Finish, GenerationResult
 from pipegen.testing.ask import (
     LENGTH,
@@ -32,8 +32,6 @@ from pipegen.testing.ask import (
     stopping,
     to_all,
 )
-
-__all__ = ["CHECKS"]
 
 
 def a_stop_string_cuts_and_halts(route: Route) -> None:
@@ -88,6 +86,15 @@ def a_stop_token_ends_the_row(route: Route) -> None:
 
 def a_prompt_that_does_not_fit_is_refused_or_clipped(route: Route) -> None:
     """Beyond the caller's limit, and beyond the model's."""
+    limit = route.engine.capabilities.context_length
+
+    def beyond(request: GenerationRequest, tokens: int, what: str) -> None:
+        error = error_of(run(route, [request], greedy(max_new_tokens=tokens))[0])
+        expect(
+            isinstance(error, PromptTooLong) and error.limit == limit,
+            f"{what} is PromptTooLong, not {error}",
+        )
+
     counted = count_tokens(route, chat("Hi"))
     if not honours(route, "token_ids"):
         expect(
@@ -95,12 +102,8 @@ def a_prompt_that_does_not_fit_is_refused_or_clipped(route: Route) -> None:
             f"an engine that renders by itself counts no tokens, and says so, not {counted}",
         )
         refuses(route, greedy(max_prompt_tokens=1000), "max_prompt_tokens")
-        if (limit := route.engine.capabilities.context_length) is not None:
-            error = error_of(run(route, [chat("a " * limit)], greedy(max_new_tokens=1))[0])
-            expect(
-                isinstance(error, PromptTooLong) and error.limit == limit,
-                f"a prompt beyond {limit} tokens is PromptTooLong, not {error}",
-            )
+        if limit is not None:
+            beyond(chat("a " * limit), 1, f"a prompt beyond {limit} tokens")
         return
     tokens = counted.unwrap()
     within, broken = (
@@ -114,14 +117,9 @@ def a_prompt_that_does_not_fit_is_refused_or_clipped(route: Route) -> None:
         and (seen.prompt_tokens, seen.limit) == (tokens, tokens - 1),
         f"max_prompt_tokens: one token less is PromptTooLong, not {seen}",
     )
-    limit = route.engine.capabilities.context_length
     if limit is None:
         return
-    error = error_of(run(route, [chat("Hi")], greedy(max_new_tokens=limit))[0])
-    expect(
-        isinstance(error, PromptTooLong) and error.limit == limit,
-        f"prompt plus answer beyond {limit} tokens is PromptTooLong, not {error}",
-    )
+    beyond(chat("Hi"), limit, f"prompt plus answer beyond {limit} tokens")
     long = TextGenerationRequest(prompt_token_ids=[1] * limit)
     expect(
         isinstance(error_of(run(route, [long], greedy(max_new_tokens=1))[0]), PromptTooLong),

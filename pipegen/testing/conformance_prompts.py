@@ -45,8 +45,6 @@ from pipegen.testing.ask import (
     to_all,
 )
 
-__all__ = ["CHECKS"]
-
 SHOWN = (
     "{%- for message in messages -%}[{{ message.role }}]{{ message.content if message.content is"
     " string else message.content[0].text }}[end]{%- endfor -%}{%- if add_generation_prompt"
@@ -176,7 +174,7 @@ def control_tokens_are_rejected_or_allowed_where_asked(route: Route) -> None:
         )
 
 
-def _seen(route: Route, image: bytes, **options: Any) -> GenerationRequest:
+def _seen(image: bytes, **options: Any) -> GenerationRequest:
     preprocess = VlmPreprocessOptions(**options) if options else None
     return VlmGenerationRequest(
         prompt="Describe the image.",
@@ -185,12 +183,17 @@ def _seen(route: Route, image: bytes, **options: Any) -> GenerationRequest:
     )
 
 
+def with_several_images() -> list[GenerationRequest]:
+    """The same question to different images."""
+    images = (red_square(), *(drawn_image(64, 64, pattern) for pattern in range(3)))
+    return [*map(_seen, images)]
+
+
 @needs("images")
 def answers_depend_on_the_images(route: Route) -> None:
     """Different images get different answers, or at least different logprobs."""
-    images = [red_square(), *(drawn_image(64, 64, pattern) for pattern in range(3))]
     options = greedy(logprobs=True) if honours(route, "logprobs") else greedy()
-    slots = run(route, [_seen(route, image) for image in images], options)
+    slots = run(route, with_several_images(), options)
     if not honours(route, "images"):  # some servers report it only when asked
         return
     results = answers(slots)
@@ -198,7 +201,7 @@ def answers_depend_on_the_images(route: Route) -> None:
         (result.text, tuple(round(entry.logprob, 3) for entry in result.logprobs or ()))
         for result in results
     }
-    expect(len(distinct) > 1, f"images: {len(images)} different images get the same answer")
+    expect(len(distinct) > 1, f"images: {len(results)} different images get the same answer")
 
 
 def videos_are_frames_with_times(route: Route) -> None:
@@ -248,7 +251,7 @@ def images_keep_to_the_budget(route: Route) -> None:
     """
 
     def run_one(image: bytes, **options: object) -> Any:
-        return run(route, [_seen(route, image, **options)], greedy(max_new_tokens=1))
+        return run(route, [_seen(image, **options)], greedy(max_new_tokens=1))
 
     def patches(image: bytes, name: str = "", **options: object) -> int | None:
         """None if the model has no grid, or the server refuses the budget."""

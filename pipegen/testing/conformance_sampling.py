@@ -5,11 +5,12 @@ message begins with the option's name.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import takewhile
 
 from pipegen.answer.barred import barred_in, spellings
 from pipegen.core.functional import partition_all
+from pipegen.core.slots import Slot
 from pipegen.drivers.batch import run
 from pipegen.drivers.route import Route
 from pipegen.records.option_table import OPTIONS, names_in
@@ -31,8 +32,6 @@ from pipegen.testing.ask import (
     slots_of,
     to_all,
 )
-
-__all__ = ["CHECKS"]
 
 HOT, COLD = 2.0, 0.01
 """Temperatures at which few answers, and nearly all answers, are the greedy ones."""
@@ -58,26 +57,34 @@ def _drawn(route: Route, temperature: float = HOT, **more: object) -> list[Gener
     return answers(run(route, rows))
 
 
+def _outputs(results: Iterable[GenerationResult]) -> list[tuple[int, ...] | str]:
+    return [*map(output, results)]
+
+
+def _beside_greedy(
+    route: Route, drawn: Sequence[GenerationResult]
+) -> list[tuple[tuple[int, ...] | str, tuple[int, ...] | str]]:
+    """Each drawn answer behind the greedy one."""
+    greedy_outputs = [expected for expected in _outputs(_greedy(route)) for _ in SEEDS]
+    return [*zip(greedy_outputs, _outputs(drawn), strict=True)]
+
+
 def _as_greedy(route: Route, drawn: Sequence[GenerationResult]) -> int:
     """How many of the drawn answers are the greedy ones."""
-    greedy_outputs = [output(result) for result in _greedy(route) for _ in SEEDS]
-    return sum(
-        output(result) == expected for result, expected in zip(drawn, greedy_outputs, strict=True)
-    )
+    return sum(expected == seen for expected, seen in _beside_greedy(route, drawn))
 
 
 def _followed(route: Route, drawn: Sequence[GenerationResult]) -> float:
     """The share of the greedy answers that the drawn ones begin with, from 0 to 1; they may part at
     a near tie.
     """
-    greedy_outputs = [output(result) for result in _greedy(route) for _ in SEEDS]
-    pairs = list(zip(greedy_outputs, map(output, drawn), strict=True))
+    pairs = _beside_greedy(route, drawn)
     shared = sum(
         1
         for expected, seen in pairs
         for _ in takewhile(lambda pair: pair[0] == pair[1], zip(expected, seen, strict=False))
     )
-    return shared / max(1, sum(len(expected) for expected in greedy_outputs))
+    return shared / max(1, sum(len(expected) for expected, _ in pairs))
 
 
 @needs("temperature")
@@ -134,8 +141,7 @@ def filters_leave_the_likeliest_token(route: Route) -> None:
 @needs("seed", "temperature")
 def seeds_draw_apart(route: Route) -> None:
     """Rows of one prompt with different seeds are not all equal."""
-    drawn = [output(result) for result in _drawn(route)]
-    rows = [set(row) for row in partition_all(len(SEEDS), drawn)]
+    rows = [set(row) for row in partition_all(len(SEEDS), _outputs(_drawn(route)))]
     expect(any(len(row) > 1 for row in rows), f"seed: the seeds {SEEDS} all give the same answers")
 
 
@@ -152,7 +158,7 @@ def samples_are_drawn_apart(route: Route) -> None:
         )
     if hot:
         expect(
-            any(len({output(sample) for sample in result.samples}) > 1 for result in results),
+            any(len({*_outputs(result.samples)}) > 1 for result in results),
             "samples: the samples of each prompt are all equal",
         )
 
@@ -163,14 +169,9 @@ def penalties_count_what_was_written(route: Route) -> None:
         value = OPTIONS[name].row.trial
         if not honours(route, name):
             continue
-        changed = [output(result) for result in _greedy(route, **{name: value})] != [
-            output(result) for result in _greedy(route)
-        ]
         # a model may be too sure of its greedy answers to change them
-        if not changed and honours(route, "temperature"):
-            changed = [output(result) for result in _drawn(route, **{name: value})] != [
-                output(result) for result in _drawn(route)
-            ]
+        ways = (_greedy, _drawn) if honours(route, "temperature") else (_greedy,)
+        changed = any(_outputs(way(route, **{name: value})) != _outputs(way(route)) for way in ways)
         expect(changed, f"{name}: no answer changes with {name}={value}")
         if (
             name != "repetition_penalty"
@@ -271,17 +272,16 @@ def biases_make_tokens_likelier(route: Route) -> None:
 @needs("temperature")
 def filters_hold_beside_each_other(route: Route) -> None:
     """A narrow filter leaves the greedy token only, whatever wide one is beside it."""
-    greedy_outputs = [output(result) for result in to_all(route, full(route))]
+    greedy_outputs = _outputs(_greedy(route))
     for name, other in (
         (name, other)
         for name in NARROW
         for other in WIDE
         if name != other and honours(route, name) and honours(route, other)
     ):
-        options = full(route, temperature=HOT, **{name: NARROW[name], other: WIDE[other]})
-        outputs = [output(result) for result in to_all(route, options)]
+        filters = {name: NARROW[name], other: WIDE[other]}
         expect(
-            outputs == greedy_outputs,
+            _outputs(_greedy(route, temperature=HOT, **filters)) == greedy_outputs,
             f"{name}: {name}={NARROW[name]} is ignored beside {other}={WIDE[other]}",
         )
 
@@ -319,11 +319,15 @@ def a_drawn_tokens_logprob_is_its_own(route: Route) -> None:
         route,
         greedy(temperature=HOT, logprobs=True, top_logprobs=3),
     )
-    if any(refused(slot, "logprobs") or refused(slot, "top_logprobs") for slot in slots):
+    if _tells_none(slots):
         return
     for result in answers(slots):
         for entry in result.logprobs or ():
             _own(entry)
+
+
+def _tells_none(slots: Iterable[Slot[GenerationResult]]) -> bool:
+    return any(refused(slot, name) for slot in slots for name in ("logprobs", "top_logprobs"))
 
 
 def _own(entry: TokenLogprob) -> None:
@@ -360,7 +364,7 @@ def rows_get_the_logprobs_that_they_ask_for(route: Route) -> None:
     slots = run(
         route, [chat(text, greedy(**more)) for text, more in zip(PROMPTS, options, strict=True)]
     )
-    if any(refused(slot, "logprobs") or refused(slot, "top_logprobs") for slot in slots):
+    if _tells_none(slots):
         return
     for result, more in zip(answers(slots), options, strict=True):
         has = result.logprobs is not None

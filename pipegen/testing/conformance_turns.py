@@ -13,21 +13,18 @@ from pipegen.core.errors import TemplateFailed
 from pipegen.core.slots import is_ok
 from pipegen.drivers.batch import run
 from pipegen.drivers.route import Route
-from pipegen.records.requests import TextGenerationRequest, VlmGenerationRequest
+from pipegen.records.requests import TextGenerationRequest
 from pipegen.records.results import GenerationResult
 from pipegen.testing.ask import (
     answers,
-    drawn_image,
     expect,
     expect_same,
     greedy,
     honours,
     needs,
-    red_square,
     to_all,
 )
-
-__all__ = ["CHECKS"]
+from pipegen.testing.conformance_prompts import with_several_images
 
 WORDS = "And then?"
 ANSWER = "One, two, three"
@@ -111,11 +108,7 @@ def images_of_earlier_turns_stay_in_sight(route: Route) -> None:
     """Conversations whose ids are the same, and whose images are not, get other answers, or at
     least other logprobs.
     """
-    images = [red_square(), *(drawn_image(64, 64, pattern) for pattern in range(3))]
-    requests = [
-        VlmGenerationRequest(prompt="Describe the image.", images=[image]) for image in images
-    ]
-    first = answers(run(route, requests, greedy(max_new_tokens=8)))
+    first = answers(run(route, with_several_images(), greedy(max_new_tokens=8)))
     ids, text = first[0].token_ids, first[0].raw_text
     results = [dataclasses.replace(result, token_ids=ids, raw_text=text) for result in first]
     after = _after(route, results)
@@ -131,7 +124,7 @@ def images_of_earlier_turns_stay_in_sight(route: Route) -> None:
     )
     expect(
         any(_shown(result) != _shown(after[0]) for result in after),
-        f"images: {len(images)} conversations with different images get the same next answer",
+        f"images: {len(after)} conversations with different images get the same next answer",
     )
 
 

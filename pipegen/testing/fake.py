@@ -16,7 +16,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from immutabledict import immutabledict
 from returns.result import Failure, Success
@@ -35,6 +35,7 @@ from pipegen.testing.toy import ToyTokenizer
 
 __all__ = ["FakeEngine", "Script", "ToyRenderer"]
 
+T = TypeVar("T")
 Script = Callable[[Encoded], Sequence[int] | str | GenerationError]
 """The output of a row: token ids, a text to encode, or an error."""
 
@@ -175,6 +176,10 @@ class FakeEngine(Pluggable):
         if self.fault is not None:
             raise self.fault
         slots = [self._made(encoded) for encoded in inputs]
+        return self._as_many(slots)
+
+    def _as_many(self, slots: list[Slot[T]]) -> list[Slot[T]]:
+        """As many slots as the engine was made to answer."""
         return slots if self.answers is None else (slots * (self.answers + 1))[: self.answers]
 
     def stream(self, inputs: Sequence[Encoded]) -> Iterator[TokensMade | RowDone]:
@@ -232,7 +237,7 @@ class FakeEngine(Pluggable):
                 top=tuple(tops) if row.top else (),
             )
             slots.append(Success(scores))
-        return slots if self.answers is None else (slots * (self.answers + 1))[: self.answers]
+        return self._as_many(slots)
 
     def prepare_image(
         self, source: ImageSource, options: VlmPreprocessOptions, index: int

@@ -9,8 +9,6 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-__all__ = ["COMPLETE", "ENDLESS", "HOSTILE", "SHAPES", "respond"]
-
 COMPLETE = ("open", "torn")
 """A whole answer on a connection that stays open, or breaks before its end."""
 ENDLESS = ("keepalive", "flood", "event")

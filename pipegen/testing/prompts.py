@@ -42,16 +42,15 @@ def hostile_texts(control: tuple[str, ...]) -> st.SearchStrategy[str]:
     """
     token = st.sampled_from(control)
     halves = token.flatmap(
-        lambda text: st.integers(1, max(1, len(text) - 1)).map(lambda at: text[:at])
-    )
-    rests = token.flatmap(
-        lambda text: st.integers(1, max(1, len(text) - 1)).map(lambda at: text[at:])
+        lambda text: st.integers(1, max(1, len(text) - 1)).flatmap(
+            lambda at: st.sampled_from((text[:at], text[at:]))
+        )
     )
     nested = st.tuples(token, token, st.integers(1, 4)).map(
         lambda three: three[0][: three[2]] + three[1] + three[0][three[2] :]
     )
     piece = st.one_of(
-        token, token, halves, rests, nested, st.sampled_from(_HARMLESS), st.text(max_size=5)
+        token, token, halves, halves, nested, st.sampled_from(_HARMLESS), st.text(max_size=5)
     )
     return st.lists(piece, max_size=8).map("".join)
 

@@ -22,7 +22,7 @@ import pipegen as pg
 from pipegen.cli import main
 from pipegen.cli.answers_shown import Answer, Speaker, as_line, ask
 from pipegen.cli.app import CHAT
-from pipegen.cli.screen import plain, screen, under
+from pipegen.cli.chat_command import plain, screen, under
 from pipegen.config import BackendConfig, chat_from, read_chat
 from pipegen.testing.fake import FakeEngine, ToyRenderer
 

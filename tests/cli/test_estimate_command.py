@@ -12,9 +12,8 @@ from typing import Any
 import pytest
 
 import pipegen as pg
-from pipegen.cli.estimate_command import in_words
+from pipegen.cli.estimate_command import Estimate, in_words, prepared
 from pipegen.drivers.arguments import prepare_batch
-from pipegen.report.estimate import Estimate, prepared
 from pipegen.testing.fake import FakeEngine
 
 Command = Callable[..., Any]

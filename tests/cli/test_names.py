@@ -10,7 +10,7 @@ import pytest
 
 import pipegen as pg
 from pipegen.cli import main
-from pipegen.cli.screen import name_of
+from pipegen.cli.chat_command import name_of
 from pipegen.config import BackendConfig, chat_from
 from pipegen.engines.capabilities import ENGINES
 from pipegen.records.engine_list import TYPES, shown

@@ -12,8 +12,7 @@ import pytest
 from pipegen import backends
 from pipegen.cli import main
 from pipegen.config import chat_from, schema
-from pipegen.config.chat_fields import VLLM_ALONE, never_passed_on
-from pipegen.config.keys import KEYS, LEGACY, keys_of
+from pipegen.config.keys import KEYS, LEGACY, VLLM_ALONE, keys_of, never_passed_on
 from pipegen.records.engine_list import BACKENDS, TYPES
 from pipegen.records.fields import InvalidField
 from pipegen.records.option_table import SERVER_NAMES

@@ -13,8 +13,9 @@ import pytest
 from returns.result import Failure
 
 from pipegen.core.errors import Timeout
-from pipegen.io.tables import Columns, TableError, is_table, read_table
-from pipegen.io.text_tables import column_kinds, csv_header, csv_rows, schema_of_kinds
+from pipegen.io.forms import TableError
+from pipegen.io.tables import Columns, is_table, read_table
+from pipegen.io.text_tables import column_kinds, csv_cells, csv_header, csv_values, schema_of_kinds
 from pipegen.jobs.table_file import write_table
 from pipegen.records.messages import ImagePart, TextPart
 from pipegen.records.parse_request import request_from
@@ -237,8 +238,9 @@ def test_csv_has_rows_of_any_length_and_cells_of_several_lines(tmp_path: Path) -
         '\ufeffid,prompt\r\n1,"two\nlines, and a "" quote"\r\n\r\n2\r\n3,a,b,c\r\n',
         encoding="utf-8",
     )
-    assert csv_header(path) == ["id", "prompt"]
-    assert [row for _, row in csv_rows(path)] == [
+    header, *rows = csv_cells(path)
+    assert csv_header(path) == header == ["id", "prompt"]
+    assert [csv_values(header, cells) for cells in rows] == [
         {"id": "1", "prompt": 'two\nlines, and a " quote'},
         {"id": "2", "prompt": None},
         "it has 4 cells, and the header has 2",
@@ -248,7 +250,7 @@ def test_csv_has_rows_of_any_length_and_cells_of_several_lines(tmp_path: Path) -
 def test_a_cell_may_be_as_long_as_a_line(tmp_path: Path) -> None:
     path = tmp_path / "x.csv"
     path.write_text("prompt\n" + "a" * 500_000 + "\n")
-    assert [len(row["prompt"]) for _, row in csv_rows(path) if isinstance(row, dict)] == [500_000]
+    assert [len(cells[0]) for cells in csv_cells(path)] == [6, 500_000]
 
 
 @pytest.mark.parametrize(
@@ -263,7 +265,7 @@ def test_what_is_no_csv_is_refused(tmp_path: Path, data: bytes, words: str) -> N
     path = tmp_path / "x.csv"
     path.write_bytes(data)
     with pytest.raises(TableError, match=words):
-        list(csv_rows(path))
+        list(csv_cells(path))
     if b"\xff" not in data:
         with pytest.raises(TableError, match=words):
             csv_header(path)
@@ -289,7 +291,7 @@ def test_a_quote_that_is_not_closed_takes_no_rows_along(
     for name, data in (("x.csv", text), ("x.tsv", text.replace(",", "\t"))):
         (tmp_path / name).write_text(data)
         with pytest.raises(TableError, match=words.replace("','", "'.*'")):
-            list(csv_rows(tmp_path / name))
+            list(csv_cells(tmp_path / name))
 
 
 def test_the_types_of_columns_are_those_of_all_their_values() -> None:

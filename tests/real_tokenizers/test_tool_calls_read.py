@@ -30,7 +30,7 @@ from pipegen.template.call_syntax import (
     thought_before_call,
     writer_of,
 )
-from pipegen.template.probe import USER, assistant, call, numbered_id
+from pipegen.template.template import USER, assistant, call, numbered_id
 from pipegen.testing.fake import FakeEngine
 
 

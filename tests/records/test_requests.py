@@ -14,7 +14,8 @@ from PIL import Image
 
 import pipegen as pg
 from pipegen.core.slots import is_ok
-from pipegen.io.tables import Columns, TableError
+from pipegen.io.forms import TableError
+from pipegen.io.tables import Columns
 from pipegen.records.fields import InvalidField, UnknownField
 from pipegen.records.messages import (
     ImagePart,

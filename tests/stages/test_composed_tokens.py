@@ -20,7 +20,7 @@ from pipegen.records.requests import TextGenerationRequest
 from pipegen.records.results import Prompt, ResolvedRequest
 from pipegen.stages.rendering import render_row
 from pipegen.stages.tokenizing import tokenize_row
-from pipegen.template.template_source import composes
+from pipegen.template.template_facts import composes
 
 END = "{% for m in messages %}WORDS{% endfor %}<|im_end|>"
 EACH = "{% for m in messages %}WORDS<|im_end|>{% endfor %}"

@@ -30,7 +30,7 @@ from pipegen.records.options import ChatTemplateOptions, GenerationOptions, reso
 from pipegen.records.requests import TextGenerationRequest, VlmGenerationRequest
 from pipegen.records.results import ResolvedRequest
 from pipegen.stages.rendering import Rendered, render, render_row
-from pipegen.template.template_source import composes
+from pipegen.template.template_facts import composes
 from pipegen.testing.fake import FakeEngine
 from pipegen.testing.toy import ToyTokenizer
 

@@ -21,9 +21,9 @@ from support.small_tokenizers import chatml_tokenizer
 from support.tagged import ASKED, END, TEMPLATES, called, read, tool
 
 import pipegen as pg
-from pipegen.answer.number_regex import numbers
 from pipegen.answer.regex_check import matches
 from pipegen.answer.tagged_calls import text_until
+from pipegen.answer.value_patterns import numbers
 from pipegen.backends.checkpoint.tokenizers import HFRenderer
 from pipegen.backends.grammar import text_of
 from pipegen.records.options import StructuredOptions

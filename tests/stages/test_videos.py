@@ -11,7 +11,7 @@ from pipegen.records.options import resolve
 from pipegen.records.results import PreparedImage, ResolvedRequest
 from pipegen.stages.resolving import check_support
 from pipegen.stages.tokenizing import _misplaced
-from pipegen.template.placeholders import Placeholders
+from pipegen.template.image_places import Placeholders
 
 
 @pytest.mark.parametrize(

@@ -34,7 +34,7 @@ from pipegen.backends.checkpoint.tokenizer_file import (
 )
 from pipegen.core.foreign_calls import attempt
 from pipegen.core.slots import is_ok
-from pipegen.template.probe import assistant, call, result, tool
+from pipegen.template.template import assistant, call, result, tool
 
 _BLANK = " \t\n\v\f\r▁"
 

@@ -1,4 +1,6 @@
-"""Reasoning and answer are told apart, and reasoning that does not end is reported."""
+"""Reasoning and answer are told apart, and reasoning that does not end is reported. One marker goes
+from the start of an answer.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,7 @@ import pytest
 
 import pipegen as pg
 from pipegen.answer.split_thought import thinking_unfinished
-from pipegen.plugins import Reasoning, reasoning_of, split_reasoning
+from pipegen.plugins import Reasoning, reasoning_of, split_reasoning, strip_prefix
 from pipegen.records.results import Finish
 from pipegen.testing.fake import FakeEngine
 from pipegen.testing.plugin_suite import AWKWARD_TEXTS, check_plugin
@@ -71,7 +73,7 @@ def test_the_words_are_two_and_not_blank(open: Any, close: Any) -> None:
         split_reasoning(open, close)
 
 
-def test_it_keeps_the_contract_of_plugins_and_runs_on_every_engine() -> None:
+def test_splitting_reasoning_keeps_the_contract_of_plugins_and_runs_on_every_engine() -> None:
     check_plugin(split_reasoning(), [*AWKWARD_TEXTS, "<think>a</think>c"])
     assert split_reasoning().needs == frozenset()
 
@@ -110,3 +112,47 @@ def test_it_is_known_whether_the_tokens_ran_out_before_the_answer(
 ) -> None:
     assert thinking_unfinished(Finish.LENGTH, text, **said) is unfinished
     assert not thinking_unfinished(Finish.EOS, text, **said)
+
+
+MARKERS = ("Assistant:", "assistant\n", "<|assistant|>", "<|assistant|>assistant\n", "\nA:")
+
+
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [
+        ("Assistant: A cat.", "A cat."),
+        ("\n Assistant:A cat. ", "A cat. "),
+        ("<|assistant|>assistant\nA cat.", "A cat."),
+        ("<|assistant|> assistant\nA cat.", "assistant\nA cat."),
+        ("Assistant: Assistant: A cat.", "Assistant: A cat."),
+        ("assistants help", "assistants help"),
+        ("A: yes", "yes"),
+        ("  A cat. Assistant:", "  A cat. Assistant:"),
+        ("Assistant:", ""),
+        ("", ""),
+    ],
+)
+def test_one_leading_marker_is_removed_the_longest_that_is_there(text: str, answer: str) -> None:
+    for markers in (MARKERS, MARKERS[::-1]):
+        trim = strip_prefix(markers).trim
+        assert trim is not None
+        assert trim(text) == answer
+
+
+@pytest.mark.parametrize("bad", ["Assistant:", [], [""], ["A:", " \n"], [1], None])
+def test_markers_take_a_sequence_of_words(bad: Any) -> None:
+    with pytest.raises(pg.InvalidField, match="at least one marker"):
+        strip_prefix(bad)
+
+
+def test_stripping_a_prefix_keeps_the_contract_of_plugins_and_runs_on_every_engine() -> None:
+    plugin = strip_prefix(MARKERS)
+    check_plugin(plugin, [*AWKWARD_TEXTS, "Assistant: A cat."])
+    assert plugin.needs == frozenset()
+
+
+def test_what_the_model_wrote_stays_in_raw_text() -> None:
+    route = pg.attach(pg.route(FakeEngine("Assistant: A cat.")), strip_prefix(MARKERS))
+    result = pg.run(route, [{"prompt": "x"}])[0].unwrap()
+    assert result.text == "A cat."
+    assert result.raw_text.startswith("Assistant: A cat.")

@@ -1,5 +1,7 @@
-"""Remove a marker from the start of an answer.
+r"""Remove from an answer what comes before it: what the model thought, or a marker.
 
+>>> split_reasoning().trim("<think>\nTwo and two.\n</think>\n\n4")
+'4'
 >>> strip_prefix(["Assistant:"]).trim("Assistant: A cat.")
 'A cat.'
 """
@@ -8,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from pipegen.answer.split_thought import reasoning_of
 from pipegen.engines.plugin import Plugin
 from pipegen.records.fields import InvalidField
 
@@ -41,3 +44,26 @@ def strip_prefix(markers: Sequence[str]) -> Plugin:
         return text if marker is None else stripped[len(marker) :].lstrip()
 
     return Plugin(name="strip_prefix", version=repr(sorted(markers)), trim=trim)
+
+
+def split_reasoning(
+    open: str = "<think>", close: str = "</think>", *, opened: bool = False
+) -> Plugin:
+    """Trim the text to the answer. See `reasoning_of` for the rule and the errors.
+
+    `reasoning_of(result.raw_text)` still gives the reasoning. If the reasoning did not end, the
+    text is empty. `opened=True` is for chat templates that open the reasoning themselves.
+
+    >>> plugin = split_reasoning()
+    >>> [
+    ...     plugin.trim(text)
+    ...     for text in ("4", "<think></think>4", "two and two</think> 4", "<think>two and")
+    ... ]
+    ['4', '4', '4', '']
+    """
+    reasoning_of("", open, close)  # an error is found here, not in every row
+    return Plugin(
+        name="split_reasoning",
+        version=repr((open, close, opened)),
+        trim=lambda text: reasoning_of(text, open, close, opened=opened).answer,
+    )

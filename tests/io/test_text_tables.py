@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from hypothesis import given, strategies as st
 
-from pipegen.io import json_array
+from pipegen.io import text_tables
 from pipegen.io.forms import TableError
-from pipegen.io.json_array import items_of
+from pipegen.io.text_tables import items_of
 
 PLAIN = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(alphabet='a"\\[]{},: \n\u00e9\U0001f600'),
@@ -29,7 +29,7 @@ def test_the_items_are_those_of_the_array_whatever_the_pieces(
 ) -> None:
     data = json.dumps(items, indent=indent, ensure_ascii=ascii_only).encode()
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(json_array, "_PIECE", size)
+        patched.setattr(text_tables, "_PIECE", size)
         lines = list(items_of(io.BytesIO(b" " + data + b"\n")))
     assert [json.loads(line.data or b"") for line in lines] == items
     assert [line.number for line in lines] == list(range(1, len(items) + 1))
