@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate
@@ -286,10 +287,12 @@ def error_of_batch(values: Mapping[str, Any]) -> GenerationError | None:
     """
     response = values.get("response")
     response = response if isinstance(response, Mapping) else {}
-    body, status = response.get("body"), response.get("status_code", 200)
+    body, status = response.get("body"), response.get("status_code")
+    if isinstance(status, str) and re.fullmatch("[0-9]{3}", status):
+        status = int(status)
     answer = body if isinstance(body, Mapping) else {}
     error = values.get("error") or answer.get("error")
-    if not error and status == 200 and answer:
+    if not error and answer and status not in range(300, 600):
         return None
     outer = error if isinstance(error, Mapping) else {"message": error}
     nested = outer.get("error")

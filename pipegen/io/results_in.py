@@ -168,30 +168,32 @@ _FINISH_OF: Mapping[Meaning, str] = {"stop": "eos", "length": "length", "failed"
 
 def _from_batch(values: Mapping[str, Any]) -> dict[str, Any]:
     """A line of the OpenAI batch form: of this library, of OpenAI, or of `vllm run-batch`."""
-    error, answers = error_of_batch(values), list[dict[str, Any]]()
+    error, answers = error_of_batch(values), list[dict[str, Any] | GenerationError]()
     body = values["response"]["body"] if error is None else {}
     choices, usage = body.get("choices"), body.get("usage")
     if isinstance(choices, list) and choices and all(map(_is_choice, choices)):
         # in the order in which they were asked for, not in that in which they ended
-        for choice in sorted(choices, key=lambda choice: choice.get("index") or 0):
-            answer = _answer(choice)
-            if isinstance(answer, GenerationError):
-                error = error or answer
-            else:
-                answers.append(answer)
+        answers = [*map(_answer, sorted(choices, key=lambda choice: choice.get("index") or 0))]
     else:
         error = error or MalformedResponse(
             f"the answer of the line has no choices that can be read, in {body!r:.300}"
         )
-    if error is not None:
-        return {"id": values["custom_id"], "ok": False, "error": error_to_plain(error)}
+    samples = [answer for answer in answers if not isinstance(answer, GenerationError)]
+    failed = [
+        {"sample": number, "error": error_to_plain(answer)}
+        for number, answer in enumerate(answers)
+        if isinstance(answer, GenerationError)
+    ]
+    if not samples:
+        plain = failed[0]["error"] if error is None else error_to_plain(error)
+        return {"id": values["custom_id"], "ok": False, "error": plain}
     counts = usage if isinstance(usage, Mapping) else {}
     return {
         "id": values["custom_id"],
         "ok": True,
-        **answers[0],
+        **samples[0],
         **{name: counts.get(name) or 0 for name in ("prompt_tokens", "completion_tokens")},
-        **({"samples": answers} if len(answers) > 1 else {}),
+        **({"samples": samples, "failed_samples": failed} if len(answers) > 1 else {}),
     }
 
 

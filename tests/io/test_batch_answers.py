@@ -61,6 +61,32 @@ def test_a_line_without_an_answer_is_an_error(
     assert words in error.message
 
 
+@pytest.mark.parametrize("status", [200, 201, "200", None])
+def test_an_answer_counts_whatever_the_status_of_its_success(tmp_path: Path, status: Any) -> None:
+    body = {"choices": [choice(0, "A")]}
+    assert read(tmp_path, line({"status_code": status, "body": body})).unwrap().text == "A"
+
+
+def test_a_status_that_is_text_is_one(tmp_path: Path) -> None:
+    error = read(tmp_path, line({"status_code": "429", "body": {"message": "no"}})).failure()
+    assert isinstance(error, pg.RateLimited)
+
+
+def test_a_choice_that_was_refused_leaves_the_others(tmp_path: Path) -> None:
+    refused = {"index": 1, "finish_reason": "content_filter", "message": {"content": "B"}}
+    body = {"choices": [choice(0, "A"), refused, choice(2, "C")]}
+    result = read(tmp_path, line({"status_code": 200, "body": body})).unwrap()
+    first, second, third = result.completions
+    assert (first.unwrap().text, third.unwrap().text) == ("A", "C")
+    assert isinstance(second.failure(), pg.Refused)
+
+
+def test_a_line_whose_choices_were_all_refused_is_refused(tmp_path: Path) -> None:
+    body = {"choices": [choice(index, None, refusal="No.") for index in range(2)]}
+    error = read(tmp_path, line({"status_code": 200, "body": body})).failure()
+    assert isinstance(error, pg.Refused)
+
+
 def test_counts_that_are_none_are_not_read(tmp_path: Path) -> None:
     body = {"choices": [choice(0, "A")], "usage": ["many"]}
     result = read(tmp_path, line({"status_code": 200, "body": body})).unwrap()
