@@ -8,6 +8,7 @@ touching them.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -16,6 +17,7 @@ from returns.result import Failure, Success
 from pipegen.backends.http.plain_json import decoded
 from pipegen.backends.servers.wire import WireReply
 from pipegen.core.errors import InvalidRequest, MalformedResponse
+from pipegen.core.functional import without_none
 from pipegen.core.slots import Slot, is_ok
 from pipegen.records.frozen import NESTING
 
@@ -132,6 +134,17 @@ def ids_of(value: object, place: str) -> Slot[tuple[int, ...]]:
     return Success(tuple(value))
 
 
+def whole_number(value: object) -> int | None:
+    """A whole number as a server writes it, also as `3.0` or as text; None for anything else.
+
+    >>> whole_number(3), whole_number(3.0), whole_number("3"), whole_number(True), whole_number(-1)
+    (3, 3, 3, None, None)
+    """
+    if type(value) in (float, str) and re.fullmatch(r"[0-9]{1,16}(\.0)?", str(value)):
+        value = int(float(str(value)))
+    return value if type(value) is int and 0 <= value < _MANY else None
+
+
 def usage_of(usage: object) -> dict[str, int]:
     """The numbers of tokens that a server counts, those in its prefix cache among them.
 
@@ -144,11 +157,9 @@ def usage_of(usage: object) -> dict[str, int]:
         return {}
     details = usage.get("prompt_tokens_details")
     cached = details.get("cached_tokens") if isinstance(details, Mapping) else None
-    return {
-        name: value
-        for name, value in {"cached_tokens": cached, **usage}.items()
-        if type(value) is int and 0 <= value < _MANY
-    }
+    return without_none(
+        {name: whole_number(value) for name, value in {"cached_tokens": cached, **usage}.items()}
+    )
 
 
 def alone(value: object) -> object:
