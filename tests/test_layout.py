@@ -42,7 +42,7 @@ ROOMS = (
 """Each imports only itself and those before it."""
 BUDGETS = {
     "backends": 131_150,
-    "cli": 40_300,
+    "cli": 40_360,
     "records": 38_850,
     "report": 33_700,
     "drivers": 33_000,

@@ -65,6 +65,7 @@ BUG = 3
 """The exit code where a bug of pipegen's failed a request."""
 _OTHERS = 3
 """Other settings of finished rows, of which a run speaks."""
+_JOB = "takes a file or a folder as IN, and a file as -o OUT: the finished requests are kept in OUT.job"
 INTERRUPTED, BROKEN_PIPE = 130, 141
 """Exit codes as a shell gives them for SIGINT and SIGPIPE."""
 
@@ -501,6 +502,12 @@ def _check(files: Files) -> None:
         refuse(str(refusal).removeprefix("retry "), "--retry")
     if not 0 <= files.grace < math.inf:
         refuse(f"takes seconds, 0 or more, not {files.grace}", "--grace")
+    if files.job is None:
+        for name in ("retry", "restart", "grace"):
+            if getattr(files, name) != getattr(RunFlags, name):
+                refuse(_JOB, f"--{name}")
+    if files.overwrite and files.out is None and files.sidecar is None:
+        refuse("takes -o OUT or --sidecar too", "--overwrite")
     if files.sidecar not in (None, "txt", "json"):
         refuse(f"takes txt or json, not {files.sidecar!r}", "--sidecar")
     if files.source is None:
@@ -543,8 +550,7 @@ def _check_parts(files: Files) -> None:
     if files.part is not None and files.on_ray is not None:
         refuse(f"goes without {flag}: these split the requests themselves", "--shard")
     if files.job is None or files.source is None:
-        words = "takes a file or a folder as IN, and a file as -o OUT"
-        refuse(f"{words}: the finished requests are kept in OUT.job", flag)
+        refuse(_JOB, flag)
     if files.part is not None and files.sidecar is not None:
         refuse("goes without --sidecar: answers go to OUT.job, and from there to OUT", flag)
     if files.part is not None and (files.restart or files.overwrite):
