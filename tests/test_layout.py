@@ -46,7 +46,7 @@ BUDGETS = {
     "records": 38_850,
     "report": 33_700,
     "drivers": 33_000,
-    "jobs": 32_000,
+    "jobs": 32_060,
     "testing": 25_200,
     "stages": 24_700,
     "io": 21_950,

@@ -523,6 +523,8 @@ _SETTINGS: Mapping[str, type[Any]] = {
     "version": str,
     "options": dict,
     "engines": list,
+    "rewrites": list,
+    "adapters": dict,
 }
 
 
@@ -558,10 +560,15 @@ def read_settings(folder: Path) -> dict[str, Any] | None:
 
 def _are_settings(values: Any) -> bool:
     """Whether this has the form of a run's settings."""
+    if not isinstance(values, dict):
+        return False
+    values = {"rewrites": [], "adapters": {}, **values}
     return (
-        isinstance(values, dict)
-        and all(isinstance(values.get(name), kind) for name, kind in _SETTINGS.items())
+        all(isinstance(values.get(name), kind) for name, kind in _SETTINGS.items())
         and all(isinstance(engine, dict) for engine in values["engines"])
+        and all(
+            isinstance(text, str) for text in (*values["rewrites"], *values["adapters"].values())
+        )
     )
 
 
