@@ -520,10 +520,7 @@ def _check(files: Files) -> None:
     elif files.source != "-" and not os.path.exists(files.source):
         refuse_missing(files.source)
     elif files.source == "-" or not is_image_folder(files.source, files.prompt):
-        for flag, value in (
-            ("--prompt", files.prompt),
-            ("--sidecar", files.sidecar),
-        ):
+        for flag, value in (("--prompt", files.prompt), ("--sidecar", files.sidecar)):
             if value is not None:
                 refuse("goes with a folder of images; each line of a file says its own", flag)
     elif files.prompt is None:

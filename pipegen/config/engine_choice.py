@@ -23,7 +23,7 @@ from urllib.parse import urlsplit
 
 from pipegen.config.chat_fields import field_refusal, with_fields
 from pipegen.config.config_files import Place
-from pipegen.config.generation import is_option, options_beside
+from pipegen.config.generation import OPTIONS_ANYWHERE, is_option, options_beside
 from pipegen.config.keys import KEYS, SYSTEM_NAMES, keys_of, legacy_key_hint
 from pipegen.config.secret_sources import expanded, provider_variables
 from pipegen.core.names import CLOSE
@@ -273,6 +273,15 @@ def _unknown(
     why = legacy_key_hint(name, beside) or ("" if dialect is None else field_refusal(name, dialect))
     if why:
         return why
+    value = beside[name]
+    inner = next(
+        filter(OPTIONS_ANYWHERE.__contains__, value if isinstance(value, Mapping) else ()), ""
+    )
+    if inner:
+        return (
+            f"{inner} is a key beside type and model, not within another; a field that only the"
+            " server knows goes into extra_body"
+        )
     names = ("type", "model", *_FALLBACK, *keys, *option_names(), *SERVER_NAMES)
     if dialect is not None and name in _SERVERS_OWN:
         return ""
