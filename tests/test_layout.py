@@ -43,7 +43,7 @@ ROOMS = (
 BUDGETS = {
     "backends": 131_150,
     "cli": 40_360,
-    "records": 38_850,
+    "records": 38_920,
     "report": 33_700,
     "drivers": 33_000,
     "jobs": 32_060,
