@@ -41,15 +41,15 @@ ROOMS = (
 )
 """Each imports only itself and those before it."""
 BUDGETS = {
-    "backends": 131_150,
+    "backends": 131_050,
     "cli": 40_360,
-    "records": 38_920,
+    "records": 39_010,
     "report": 33_700,
     "drivers": 33_000,
     "jobs": 32_060,
     "testing": 25_200,
     "stages": 24_700,
-    "io": 21_950,
+    "io": 21_960,
     "template": 16_300,
     "answer": 14_100,
     "core": 13_550,
@@ -76,7 +76,7 @@ INNER_NAMES = {
     "core.pipe": "EngineMap identity row_stage",
     "core.steps": "Branch Call EngineRequest Stage Step",
     "records": "strict_json",
-    "records.answer_parts": "texts_of",
+    "records.answer_parts": "texts_of whole_number",
     "records.codec": (
         "Declared declared decode encode error_from image_to_plain is_plain item_of "
         "options_to_plain without_null word_of"

@@ -26,7 +26,7 @@ from pipegen.io.jsonl import LineId, from_plain
 from pipegen.io.openai_batch import error_of_batch
 from pipegen.io.tables import read_table
 from pipegen.records import strict_json
-from pipegen.records.answer_parts import texts_of
+from pipegen.records.answer_parts import texts_of, whole_number
 from pipegen.records.codec import declared, error_to_plain, is_plain, item_of
 from pipegen.records.fields import InvalidField
 from pipegen.records.finish_words import Meaning, meaning_of, word_of
@@ -173,7 +173,11 @@ def _from_batch(values: Mapping[str, Any]) -> dict[str, Any]:
     choices, usage = body.get("choices"), body.get("usage")
     if isinstance(choices, list) and choices and all(map(_is_choice, choices)):
         # in the order in which they were asked for, not in that in which they ended
-        answers = [*map(_answer, sorted(choices, key=lambda choice: choice.get("index") or 0))]
+        answers = [
+            *map(
+                _answer, sorted(choices, key=lambda choice: whole_number(choice.get("index")) or 0)
+            )
+        ]
     else:
         error = error or MalformedResponse(
             f"the answer of the line has no choices that can be read, in {body!r:.300}"
@@ -192,7 +196,10 @@ def _from_batch(values: Mapping[str, Any]) -> dict[str, Any]:
         "id": values["custom_id"],
         "ok": True,
         **samples[0],
-        **{name: counts.get(name) or 0 for name in ("prompt_tokens", "completion_tokens")},
+        **{
+            name: whole_number(counts.get(name)) or 0
+            for name in ("prompt_tokens", "completion_tokens")
+        },
         **({"samples": samples, "failed_samples": failed} if len(answers) > 1 else {}),
     }
 
@@ -200,7 +207,7 @@ def _from_batch(values: Mapping[str, Any]) -> dict[str, Any]:
 def _is_choice(value: object) -> bool:
     return (
         isinstance(value, Mapping)
-        and isinstance(value.get("index"), (int, NoneType))
+        and isinstance(value.get("index"), (int, float, str, NoneType))
         and isinstance(value.get("finish_reason"), (str, NoneType))
     )
 

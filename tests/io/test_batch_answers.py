@@ -87,10 +87,23 @@ def test_a_line_whose_choices_were_all_refused_is_refused(tmp_path: Path) -> Non
     assert isinstance(error, pg.Refused)
 
 
-def test_counts_that_are_none_are_not_read(tmp_path: Path) -> None:
-    body = {"choices": [choice(0, "A")], "usage": ["many"]}
+@pytest.mark.parametrize("usage", [["many"], {"prompt_tokens": "many"}, {"prompt_tokens": -1}])
+def test_counts_that_are_none_are_not_read(tmp_path: Path, usage: Any) -> None:
+    body = {"choices": [choice(0, "A")], "usage": usage}
     result = read(tmp_path, line({"status_code": 200, "body": body})).unwrap()
     assert (result.text, result.prompt_tokens) == ("A", 0)
+
+
+@pytest.mark.parametrize("number", [float, str])
+def test_numbers_of_an_answer_are_read_however_they_are_written(
+    tmp_path: Path, number: Any
+) -> None:
+    usage = {"prompt_tokens": number(5), "completion_tokens": number(2)}
+    body = {"choices": [choice(number(1), "B"), choice(number(0), "A")], "usage": usage}
+    result = read(tmp_path, line({"status_code": 200, "body": body})).unwrap()
+    assert [sample.unwrap().text for sample in result.completions] == ["A", "B"]
+    assert (result.prompt_tokens, result.completion_tokens) == (5, 2)
+    assert type(result.prompt_tokens) is int
 
 
 def choice(index: Any, content: Any, **message: Any) -> dict[str, Any]:

@@ -25,9 +25,10 @@ from pipegen.backends.servers.logprobs import (
     scores_of_meta,
     scores_of_tables,
 )
-from pipegen.backends.servers.reading import found, ids_of, malformed, usage_of, whole_number
+from pipegen.backends.servers.reading import found, ids_of, malformed, usage_of
 from pipegen.backends.servers.wire import Completion, ServerRequest
 from pipegen.core.slots import Slot, is_ok
+from pipegen.records.answer_parts import whole_number
 from pipegen.records.finish_words import word_of
 
 Read: TypeAlias = Callable[[Mapping[str, object]], Slot[Completion]]

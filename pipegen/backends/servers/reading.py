@@ -8,7 +8,6 @@ touching them.
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -19,10 +18,8 @@ from pipegen.backends.servers.wire import WireReply
 from pipegen.core.errors import InvalidRequest, MalformedResponse
 from pipegen.core.functional import without_none
 from pipegen.core.slots import Slot, is_ok
+from pipegen.records.answer_parts import whole_number
 from pipegen.records.frozen import NESTING
-
-_MANY = 2**53
-"""A number of tokens is smaller than this; what is not is not taken for one."""
 
 
 def merged(body: Mapping[str, object], more: Mapping[str, object]) -> dict[str, object]:
@@ -132,17 +129,6 @@ def ids_of(value: object, place: str) -> Slot[tuple[int, ...]]:
         )
         return malformed(f"{place}[{position}] is {number!r:.40}, not a token id")
     return Success(tuple(value))
-
-
-def whole_number(value: object) -> int | None:
-    """A whole number as a server writes it, also as `3.0` or as text; None for anything else.
-
-    >>> whole_number(3), whole_number(3.0), whole_number("3"), whole_number(True), whole_number(-1)
-    (3, 3, 3, None, None)
-    """
-    if type(value) in (float, str) and re.fullmatch(r"[0-9]{1,16}(\.0)?", str(value)):
-        value = int(float(str(value)))
-    return value if type(value) is int and 0 <= value < _MANY else None
 
 
 def usage_of(usage: object) -> dict[str, int]:
