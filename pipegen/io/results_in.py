@@ -74,7 +74,7 @@ def results_in(path: Path) -> Iterator[dict[str, Any]]:
                     f"{path}: not results of pipegen generate: line {line.number}"
                     f" {'is a request' if asks else 'has no field ok'}"
                 )
-            yield values
+            yield without_none(values)  # as pandas fills in what other lines have
 
 
 def slots_in(path: Path, *, brief: bool = False) -> Iterator[tuple[LineId, Slot[GenerationResult]]]:
