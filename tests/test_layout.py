@@ -42,7 +42,7 @@ ROOMS = (
 """Each imports only itself and those before it."""
 BUDGETS = {
     "backends": 131_050,
-    "cli": 40_360,
+    "cli": 40_370,
     "records": 39_010,
     "report": 33_700,
     "drivers": 33_000,

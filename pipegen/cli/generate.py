@@ -481,15 +481,16 @@ def _finished(
 
 
 def _unwritable(stream: BinaryIO, refusal: OSError, files: Files) -> int:
-    """What to do when a line could not be written. A reader that has gone is no news; its pipe must
-    not be flushed again at exit.
+    """What to do when a line could not be written. A reader that has gone is no news. What is left of
+    stdout is flushed once more at the exit, and must not fail there.
     """
+    if stream is sys.stdout.buffer:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    else:
+        with contextlib.suppress(OSError):  # what could not be written can still not be written
+            stream.close()
     if isinstance(refusal, BrokenPipeError):
-        if stream is sys.stdout.buffer:
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return BROKEN_PIPE
-    with contextlib.suppress(OSError):  # what could not be written can still not be written
-        stream.close()
     say(f"{files.out or 'stdout'} cannot be written: {refusal.strerror}; the lines before are kept")
     return 1
 
@@ -502,10 +503,9 @@ def _check(files: Files) -> None:
         refuse(str(refusal).removeprefix("retry "), "--retry")
     if not 0 <= files.grace < math.inf:
         refuse(f"takes seconds, 0 or more, not {files.grace}", "--grace")
-    if files.job is None:
-        for name in ("retry", "restart", "grace"):
-            if getattr(files, name) != getattr(RunFlags, name):
-                refuse(_JOB, f"--{name}")
+    for name in ("retry", "restart", "grace") if files.job is None else ():
+        if getattr(files, name) != getattr(RunFlags, name):
+            refuse(_JOB, f"--{name}")
     if files.overwrite and files.out is None and files.sidecar is None:
         refuse("takes -o OUT or --sidecar too", "--overwrite")
     if files.sidecar not in (None, "txt", "json"):
