@@ -49,7 +49,7 @@ BUDGETS = {
     "jobs": 32_060,
     "testing": 25_200,
     "stages": 24_700,
-    "io": 21_960,
+    "io": 22_060,
     "template": 16_300,
     "answer": 14_100,
     "core": 13_550,

@@ -143,6 +143,11 @@ def request_from_batch(values: Mapping[str, Any], where: str) -> Slot[Generation
     for field in ("messages", "tools") if url == CHAT else ("prompt",):
         if field in fields:
             request[field] = fields.pop(field)
+    prompt = request.get("prompt")
+    if isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], (str, list)):
+        request["prompt"] = prompt[0]  # a list of prompts that has one
+    elif isinstance(prompt, list) and any(isinstance(entry, (str, list)) for entry in prompt):
+        return _refused(f"{where}: body.prompt takes one prompt, not {len(prompt)}")
     if isinstance(request.get("prompt"), list):
         request["prompt_token_ids"] = request.pop("prompt")
     forms = fields.pop("structured_outputs", {})

@@ -107,9 +107,18 @@ def test_a_completions_line_takes_text_or_ids() -> None:
     ).unwrap().prompt_token_ids == (1, 2)
 
 
+def test_a_list_of_one_prompt_is_that_prompt() -> None:
+    for prompt in ("Once", [1, 2]):
+        assert request_from_batch(line("/v1/completions", prompt=[prompt]), "line 1") == (
+            request_from_batch(line("/v1/completions", prompt=prompt), "line 1")
+        )
+
+
 @pytest.mark.parametrize(
     ("values", "words"),
     [
+        (line("/v1/completions", prompt=["a", "b"]), "body.prompt takes one prompt, not 2"),
+        (line("/v1/completions", prompt=[["a"]]), "prompt_token_ids takes a whole number"),
         (line("/v1/embeddings"), "url takes '/v1/chat/completions' or"),
         (
             {**line(messages=MESSAGES), "methd": "POST"},
