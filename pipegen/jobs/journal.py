@@ -540,18 +540,14 @@ def read_settings(folder: Path) -> dict[str, Any] | None:
     except OSError as refusal:
         raise JournalError(f"{path} cannot be read: {refusal.strerror}") from refusal
     try:
-        values = strict_json.load(data.decode())
+        values: dict[str, Any] = strict_json.load(data.decode())  # if it is a job's
     except (strict_json.NotStrict, UnicodeDecodeError) as refusal:
         raise SettingsDamaged(f"{path} is damaged, or no job's: {refusal}") from None
     if isinstance(values, dict) and (values.get("form"), values.get("keys")) != (FORM, RULE):
         raise JournalError(
             f"{path} is of another version of pipegen, or no job's; give another folder"
         )
-    if (
-        not isinstance(values, dict)
-        or not _are_settings(values)
-        or not _are_runs(values.get("runs", {}))
-    ):
+    if not _are_settings(values) or not _are_runs(values.get("runs", {})):
         raise SettingsDamaged(
             f"{path} is damaged, or no job's: it does not hold the settings of a run"
         )
