@@ -64,6 +64,7 @@ BUG = 3
 """The exit code where a bug of pipegen's failed a request."""
 _OTHERS = 3
 """Other settings of finished rows, of which a run speaks."""
+_JOB = "takes a file or a folder as IN, and a file as -o OUT: the finished requests are kept in OUT.job"
 INTERRUPTED, BROKEN_PIPE = 130, 141
 """Exit codes as a shell gives them for SIGINT and SIGPIPE."""
 
@@ -479,15 +480,16 @@ def _finished(
 
 
 def _unwritable(stream: BinaryIO, refusal: OSError, files: Files) -> int:
-    """What to do when a line could not be written. A reader that has gone is no news; its pipe must
-    not be flushed again at exit.
+    """What to do when a line could not be written. A reader that has gone is no news. What is left of
+    stdout is flushed once more at the exit, and must not fail there.
     """
+    if stream is sys.stdout.buffer:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    else:
+        with contextlib.suppress(OSError):  # what could not be written can still not be written
+            stream.close()
     if isinstance(refusal, BrokenPipeError):
-        if stream is sys.stdout.buffer:
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return BROKEN_PIPE
-    with contextlib.suppress(OSError):  # what could not be written can still not be written
-        stream.close()
     say(f"{files.out or 'stdout'} cannot be written: {refusal.strerror}; the lines before are kept")
     return 1
 
@@ -500,6 +502,11 @@ def _check(files: Files) -> None:
         refuse(str(refusal).removeprefix("retry "), "--retry")
     if not 0 <= files.grace < math.inf:
         refuse(f"takes seconds, 0 or more, not {files.grace}", "--grace")
+    for name in ("retry", "restart", "grace") if files.job is None else ():
+        if getattr(files, name) != getattr(RunFlags, name):
+            refuse(_JOB, f"--{name}")
+    if files.overwrite and files.out is None and files.sidecar is None:
+        refuse("takes -o OUT or --sidecar too", "--overwrite")
     if files.sidecar not in (None, "txt", "json"):
         refuse(f"takes txt or json, not {files.sidecar!r}", "--sidecar")
     if files.source is None:
@@ -512,10 +519,7 @@ def _check(files: Files) -> None:
     elif files.source != "-" and not os.path.exists(files.source):
         refuse_missing(files.source)
     elif files.source == "-" or not is_image_folder(files.source, files.prompt):
-        for flag, value in (
-            ("--prompt", files.prompt),
-            ("--sidecar", files.sidecar),
-        ):
+        for flag, value in (("--prompt", files.prompt), ("--sidecar", files.sidecar)):
             if value is not None:
                 refuse("goes with a folder of images; each line of a file says its own", flag)
     elif files.prompt is None:
@@ -542,8 +546,7 @@ def _check_parts(files: Files) -> None:
     if files.part is not None and files.on_ray is not None:
         refuse(f"goes without {flag}: these split the requests themselves", "--shard")
     if files.job is None or files.source is None:
-        words = "takes a file or a folder as IN, and a file as -o OUT"
-        refuse(f"{words}: the finished requests are kept in OUT.job", flag)
+        refuse(_JOB, flag)
     if files.part is not None and files.sidecar is not None:
         refuse("goes without --sidecar: answers go to OUT.job, and from there to OUT", flag)
     if files.part is not None and (files.restart or files.overwrite):

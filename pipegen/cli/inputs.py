@@ -19,7 +19,7 @@ from pipegen.core.foreign_calls import guard
 from pipegen.core.slots import Slot, is_ok
 from pipegen.io.arrow_values import python_rows
 from pipegen.io.jsonl import Line, LineId, lines_of, request_from_row, values_of_line
-from pipegen.io.openai_batch import CHAT, ENDPOINTS, is_batch, request_from_batch
+from pipegen.io.openai_batch import CHAT, endpoint_of, is_batch, request_from_batch
 from pipegen.io.tables import Block, Columns, Row, Table
 from pipegen.io.text_tables import csv_cells, csv_values
 from pipegen.jobs.job_rows import Unread
@@ -145,7 +145,7 @@ def _from_line(line: Line, columns: Columns) -> Item:
             if isinstance(values["custom_id"], str) and values["custom_id"]
             else str(line.number)
         )
-        url = values["url"] if values.get("url") in ENDPOINTS else CHAT
+        url = endpoint_of(values) or CHAT
         return Item(Origin(name, line.end, batch=url, row=Row(values)), slot)
     return _from_values(
         columns.request(values), line.number, line.what, Origin("", line.end, row=Row(values))

@@ -113,9 +113,11 @@ class ModelFlags:
         model_flag("--agent", metavar="ID", help="Which of the chat file's models."),
     ] = None
     backend: Annotated[
-        str,
-        model_flag("--backend", help=f"The engine, as in chat files: {', '.join(TYPES)}."),
-    ] = "hf"
+        str | None,
+        model_flag(
+            "--backend", help=f"The engine, as in chat files: {', '.join(TYPES)}. Default: hf."
+        ),
+    ] = None
     plugin: Annotated[
         list[str] | None,
         model_flag(

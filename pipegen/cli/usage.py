@@ -97,13 +97,11 @@ def load_of(
     """
     config, agent, model, backend = flags.config, flags.agent, flags.model, flags.backend
     if config is not None:
-        for name, value in {
-            "model": model,
-            "backend": None if backend == "hf" else backend,
-            **settings,
-        }.items():
+        for name, value in {"model": model, "backend": backend, **settings}.items():
             if value is not None:
-                refuse("goes with --model: the chat file sets it, or leaves it out", flag_of(name))
+                refuse(
+                    "goes without --config: the chat file sets it, or leaves it out", flag_of(name)
+                )
         load = _agent_of(config, agent)
         return load._replace(backend=_with_fallback(load.backend, fallback, when))
     if agent is not None:
@@ -114,6 +112,7 @@ def load_of(
             " FILE",
             "--model",
         )
+    backend = backend or "hf"
     if backend.lower() not in TYPES:
         refuse(
             f"takes one of {', '.join(TYPES)}, not {backend!r}{nearest(backend, TYPES)}",

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from urllib.parse import urlsplit
 
 from pipegen.config.config_files import Place
-from pipegen.config.generation import is_option, options_beside
+from pipegen.config.generation import OPTIONS_ANYWHERE, is_option, options_beside
 from pipegen.config.keys import (
     KEYS,
     SYSTEM_NAMES,
@@ -363,6 +363,15 @@ def _unknown(
     why = legacy_key_hint(name, beside) or ("" if dialect is None else field_refusal(name, dialect))
     if why:
         return why
+    value = beside[name]
+    inner = next(
+        filter(OPTIONS_ANYWHERE.__contains__, value if isinstance(value, Mapping) else ()), ""
+    )
+    if inner:
+        return (
+            f"{inner} is a key beside type and model, not within another; a field that only the"
+            " server knows goes into extra_body"
+        )
     names = ("type", "model", *_FALLBACK, *keys, *option_names(), *SERVER_NAMES)
     if dialect is not None and name in _SERVERS_OWN:
         return ""

@@ -30,6 +30,15 @@ from pipegen.records.options import (
     options_from,
 )
 
+OPTIONS_ANYWHERE = frozenset(
+    name
+    for name in (*OPTIONS, *SERVER_NAMES)
+    if OPTIONS[SERVER_NAMES.get(name, name)].group != "structured"
+)
+"""Keys that are options within another key too. Servers have fields of their own that hold the form
+of an answer.
+"""
+
 
 def _chat_fields(dialect: str) -> tuple[str, ...]:
     """The fields of a chat server's requests that are options. What no chat server bars as pipegen

@@ -16,7 +16,7 @@ from types import NoneType
 from typing import Any, Literal, get_args, get_origin
 
 from pipegen.config.chat_file import Agent, ChatUi
-from pipegen.config.generation import not_in_extra_body
+from pipegen.config.generation import OPTIONS_ANYWHERE, not_in_extra_body
 from pipegen.config.keys import KEYS, LEGACY, VLLM_ALONE, keys_of, never_passed_on
 from pipegen.core.errors import GenerationError
 from pipegen.engines.settings import BESIDE, FallbackSettings
@@ -170,7 +170,10 @@ def _chat_server() -> JsonSchema:
     description = "A field of the server's chat requests, which is passed on as it is."
     return {
         **_object(keys),
-        "additionalProperties": _described(_ANY, description),
+        "additionalProperties": {
+            **_described(_ANY, description),
+            "propertyNames": {"not": {"enum": sorted(OPTIONS_ANYWHERE)}},
+        },
         "propertyNames": {"not": {"enum": sorted(refused)}},
         **_TAKES_OVER,
     }

@@ -51,6 +51,14 @@ _ELSEWHERE = {
     "torch_dtype": "dtype",
     "fallback": "fallback_backend",
     **dict.fromkeys(("load_in_8bit", "load_in_4bit", "quantization_config"), "engine_kwargs"),
+    **dict.fromkeys(("api_base", "openai_api_base", "azure_endpoint"), "base_url"),
+    "openai_api_key": "api_key",
+    **dict.fromkeys(("default_headers", "extra_headers"), "headers"),
+    **dict.fromkeys(("max_retries", "num_retries"), "retries"),
+    "request_timeout": "timeout",
+    **dict.fromkeys(("max_concurrency", "max_parallel_requests"), "max_in_flight"),
+    "rpm": "requests_per_minute",
+    "tpm": "tokens_per_minute",
 }
 """Other names for a setting: those of other libraries, and that of a flag."""
 BESIDE: Mapping[str, str] = {"adapter": "adapters"}

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate
@@ -42,8 +43,15 @@ from pipegen.records.requests import GenerationRequest
 from pipegen.records.results import Finish, GenerationResult, TokenLogprob
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
-ENDPOINTS = (CHAT, COMPLETIONS)
-_RENAMED: Mapping[str, str] = {**SERVER_NAMES, "chat_template": "template"}
+_ENDPOINTS = {
+    url.removeprefix(prefix): url for url in (CHAT, COMPLETIONS) for prefix in ("", "/v1")
+}
+"""The endpoints by their urls, of which Azure writes the rest behind the version."""
+_RENAMED: Mapping[str, str] = {
+    **SERVER_NAMES,
+    "chat_template": "template",
+    "response_format": "json_schema",
+}
 _SETTLED: Mapping[str, Any] = {
     **dict.fromkeys(
         (
@@ -60,7 +68,6 @@ _SETTLED: Mapping[str, Any] = {
     "best_of": 1,
     "length_penalty": 1,
     "modalities": ["text"],
-    "tool_choice": "auto",
 }
 """Fields that are accepted only with the value that a server uses by default."""
 _NOTES = (
@@ -68,6 +75,7 @@ _NOTES = (
     *("request_id", "priority", "cache_salt", "prompt_cache_key"),
 )
 """Fields that do not affect what is generated. The run chooses the model."""
+_TEXT = {"type": "text"}
 _FORMS: Mapping[str, str] = {
     "json": "json_schema",
     "json_schema": "json_schema",
@@ -82,9 +90,20 @@ def is_batch(values: Mapping[str, Any]) -> bool:
     return "custom_id" in values and "body" in values
 
 
+def endpoint_of(values: Mapping[str, Any]) -> str | None:
+    """The endpoint that a line is for, or None where its url is another. A line without a url, as
+    Mistral and Fireworks take them, is one of a chat.
+
+    >>> endpoint_of({"url": "/chat/completions"}), endpoint_of({"url": "/v1/embeddings"})
+    ('/v1/chat/completions', None)
+    """
+    url = values.get("url", CHAT)
+    return _ENDPOINTS.get(url) if isinstance(url, str) else None
+
+
 def request_from_batch(values: Mapping[str, Any], where: str) -> Slot[GenerationRequest]:
     """The request of a line of a batch file, or `InvalidRequest`, whose message begins with
-    `where`. A line without a url, as Mistral and Fireworks take them, is one of a chat.
+    `where`.
 
     >>> request_from_batch(
     ...     {"custom_id": "a", "url": "/v1/embeddings", "body": {}}, "line 1"
@@ -99,7 +118,7 @@ def request_from_batch(values: Mapping[str, Any], where: str) -> Slot[Generation
             f"{where}: there is no field {unknown!r} in a batch file's"
             f" line{nearest(unknown, ('custom_id', 'method', 'url', 'body'))}"
         )
-    name, body, url = values["custom_id"], values["body"], values.get("url", CHAT)
+    name, body, url = values["custom_id"], values["body"], endpoint_of(values)
     if (
         not isinstance(name, str)
         or not name
@@ -110,8 +129,10 @@ def request_from_batch(values: Mapping[str, Any], where: str) -> Slot[Generation
             f"{where}: takes a custom_id that is not empty, a body that is an object, and the"
             " method POST"
         )
-    if url not in ENDPOINTS:
-        return _refused(f"{where}: url takes {CHAT!r} or {COMPLETIONS!r}, not {url!r:.200}")
+    if url is None:
+        return _refused(
+            f"{where}: url takes {CHAT!r} or {COMPLETIONS!r}, not {values['url']!r:.200}"
+        )
     fields = {
         field: value for field, value in body.items() if value is not None and field not in _NOTES
     }
@@ -122,6 +143,11 @@ def request_from_batch(values: Mapping[str, Any], where: str) -> Slot[Generation
     for field in ("messages", "tools") if url == CHAT else ("prompt",):
         if field in fields:
             request[field] = fields.pop(field)
+    prompt = request.get("prompt")
+    if isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], (str, list)):
+        request["prompt"] = prompt[0]  # a list of prompts that has one
+    elif isinstance(prompt, list) and any(isinstance(entry, (str, list)) for entry in prompt):
+        return _refused(f"{where}: body.prompt takes one prompt, not {len(prompt)}")
     if isinstance(request.get("prompt"), list):
         request["prompt_token_ids"] = request.pop("prompt")
     forms = fields.pop("structured_outputs", {})
@@ -131,24 +157,40 @@ def request_from_batch(values: Mapping[str, Any], where: str) -> Slot[Generation
             f" {forms!r:.80}"
         )
     fields |= {_FORMS[name]: value for name, value in forms.items() if value is not None}
-    form = fields.pop("response_format", None)
-    if (
-        isinstance(form, Mapping)
-        and form.get("type") == "json_schema"
-        and isinstance(form.get("json_schema"), Mapping)
-    ):
-        fields["json_schema"] = form["json_schema"].get("schema")
-    elif form not in (None, {"type": "text"}):
+    form = fields.pop("response_format", _TEXT)
+    schema = _schema_of(form)
+    if schema is not None:
+        fields["response_format"] = schema
+    elif form != _TEXT:
         return _refused(
-            f"{where}: body.response_format takes the type 'text' or 'json_schema' here, not"
-            f" {form!r:.80}"
+            f"{where}: body.response_format takes the type 'text', 'json_object' or 'json_schema'"
+            f" here, the last with its schema, not {form!r:.80}"
         )
+    if choice := _forced(fields.pop("tool_choice", "auto"), request.get("tools")):
+        fields["tool_choice"] = choice
     options, refusal = _options(fields, where, chat=url == CHAT)
     return _refused(refusal) if refusal else request_from({**request, "options": options}, where)
 
 
 def _refused(message: str) -> Slot[GenerationRequest]:
     return Failure(InvalidRequest(message))
+
+
+def _schema_of(form: object) -> object:
+    """The schema that a `response_format` asks for; None where it asks for another form."""
+    form = form if isinstance(form, Mapping) else {}
+    if form.get("type") == "json_object":
+        return {"type": "object"}
+    named = form.get("json_schema") if form.get("type") == "json_schema" else None
+    return named.get("schema") if isinstance(named, Mapping) else None
+
+
+def _forced(choice: object, tools: object) -> object:
+    """The option for a `tool_choice`; None where it asks for what holds without it."""
+    if choice == "auto" or (choice == "none" and not tools):
+        return None
+    named = choice.get("function") if isinstance(choice, Mapping) else None
+    return (named.get("name") if isinstance(named, Mapping) else None) or choice
 
 
 def _options(fields: Mapping[str, Any], where: str, *, chat: bool) -> tuple[dict[str, Any], str]:
@@ -244,10 +286,12 @@ def error_of_batch(values: Mapping[str, Any]) -> GenerationError | None:
     """
     response = values.get("response")
     response = response if isinstance(response, Mapping) else {}
-    body, status = response.get("body"), response.get("status_code", 200)
+    body, status = response.get("body"), response.get("status_code")
+    if isinstance(status, str) and re.fullmatch("[0-9]{3}", status):
+        status = int(status)
     answer = body if isinstance(body, Mapping) else {}
     error = values.get("error") or answer.get("error")
-    if not error and status == 200 and answer:
+    if not error and answer and status not in range(300, 600):
         return None
     outer = error if isinstance(error, Mapping) else {"message": error}
     nested = outer.get("error")

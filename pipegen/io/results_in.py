@@ -26,7 +26,7 @@ from pipegen.io.openai_batch import error_of_batch
 from pipegen.io.tables import read_table
 from pipegen.io.text_tables import records_of
 from pipegen.records import strict_json
-from pipegen.records.answer_parts import texts_of
+from pipegen.records.answer_parts import texts_of, whole_number
 from pipegen.records.codec import declared, error_to_plain, is_plain, item_of
 from pipegen.records.fields import InvalidField
 from pipegen.records.finish_words import Meaning, meaning_of, word_of
@@ -74,7 +74,7 @@ def results_in(path: Path) -> Iterator[dict[str, Any]]:
                     f"{path}: not results of pipegen generate: line {line.number}"
                     f" {'is a request' if asks else 'has no field ok'}"
                 )
-            yield values
+            yield without_none(values)  # as pandas fills in what other lines have
 
 
 def slots_in(path: Path, *, brief: bool = False) -> Iterator[tuple[LineId, Slot[GenerationResult]]]:
@@ -168,37 +168,46 @@ _FINISH_OF: Mapping[Meaning, str] = {"stop": "eos", "length": "length", "failed"
 
 def _from_batch(values: Mapping[str, Any]) -> dict[str, Any]:
     """A line of the OpenAI batch form: of this library, of OpenAI, or of `vllm run-batch`."""
-    error, answers = error_of_batch(values), list[dict[str, Any]]()
+    error, answers = error_of_batch(values), list[dict[str, Any] | GenerationError]()
     body = values["response"]["body"] if error is None else {}
     choices, usage = body.get("choices"), body.get("usage")
     if isinstance(choices, list) and choices and all(map(_is_choice, choices)):
         # in the order in which they were asked for, not in that in which they ended
-        for choice in sorted(choices, key=lambda choice: choice.get("index") or 0):
-            answer = _answer(choice)
-            if isinstance(answer, GenerationError):
-                error = error or answer
-            else:
-                answers.append(answer)
+        answers = [
+            *map(
+                _answer, sorted(choices, key=lambda choice: whole_number(choice.get("index")) or 0)
+            )
+        ]
     else:
         error = error or MalformedResponse(
             f"the answer of the line has no choices that can be read, in {body!r:.300}"
         )
-    if error is not None:
-        return {"id": values["custom_id"], "ok": False, "error": error_to_plain(error)}
+    samples = [answer for answer in answers if not isinstance(answer, GenerationError)]
+    failed = [
+        {"sample": number, "error": error_to_plain(answer)}
+        for number, answer in enumerate(answers)
+        if isinstance(answer, GenerationError)
+    ]
+    if not samples:
+        plain = failed[0]["error"] if error is None else error_to_plain(error)
+        return {"id": values["custom_id"], "ok": False, "error": plain}
     counts = usage if isinstance(usage, Mapping) else {}
     return {
         "id": values["custom_id"],
         "ok": True,
-        **answers[0],
-        **{name: counts.get(name) or 0 for name in ("prompt_tokens", "completion_tokens")},
-        **({"samples": answers} if len(answers) > 1 else {}),
+        **samples[0],
+        **{
+            name: whole_number(counts.get(name)) or 0
+            for name in ("prompt_tokens", "completion_tokens")
+        },
+        **({"samples": samples, "failed_samples": failed} if len(answers) > 1 else {}),
     }
 
 
 def _is_choice(value: object) -> bool:
     return (
         isinstance(value, Mapping)
-        and isinstance(value.get("index"), (int, NoneType))
+        and isinstance(value.get("index"), (int, float, str, NoneType))
         and isinstance(value.get("finish_reason"), (str, NoneType))
     )
 

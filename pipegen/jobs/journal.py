@@ -523,6 +523,8 @@ _SETTINGS: Mapping[str, type[Any]] = {
     "version": str,
     "options": dict,
     "engines": list,
+    "rewrites": list,
+    "adapters": dict,
 }
 
 
@@ -538,18 +540,14 @@ def read_settings(folder: Path) -> dict[str, Any] | None:
     except OSError as refusal:
         raise JournalError(f"{path} cannot be read: {refusal.strerror}") from refusal
     try:
-        values = strict_json.load(data.decode())
+        values: dict[str, Any] = strict_json.load(data.decode())  # if it is a job's
     except (strict_json.NotStrict, UnicodeDecodeError) as refusal:
         raise SettingsDamaged(f"{path} is damaged, or no job's: {refusal}") from None
     if isinstance(values, dict) and (values.get("form"), values.get("keys")) != (FORM, RULE):
         raise JournalError(
             f"{path} is of another version of pipegen, or no job's; give another folder"
         )
-    if (
-        not isinstance(values, dict)
-        or not _are_settings(values)
-        or not _are_runs(values.get("runs", {}))
-    ):
+    if not _are_settings(values) or not _are_runs(values.get("runs", {})):
         raise SettingsDamaged(
             f"{path} is damaged, or no job's: it does not hold the settings of a run"
         )
@@ -558,10 +556,15 @@ def read_settings(folder: Path) -> dict[str, Any] | None:
 
 def _are_settings(values: Any) -> bool:
     """Whether this has the form of a run's settings."""
+    if not isinstance(values, dict):
+        return False
+    values = {"rewrites": [], "adapters": {}, **values}
     return (
-        isinstance(values, dict)
-        and all(isinstance(values.get(name), kind) for name, kind in _SETTINGS.items())
+        all(isinstance(values.get(name), kind) for name, kind in _SETTINGS.items())
         and all(isinstance(engine, dict) for engine in values["engines"])
+        and all(
+            isinstance(text, str) for text in (*values["rewrites"], *values["adapters"].values())
+        )
     )
 
 

@@ -1,9 +1,12 @@
-"""The parts of an answer's content, where a server gives a list of them."""
+"""The parts of an answer's content, where a server gives a list of them, and its numbers."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 
+_MANY = 2**53
+"""A number of tokens is smaller than this; what is not is not taken for one."""
 _THOUGHTS = ("thinking", "redacted_thinking", "reasoning")
 """The types of parts that hold what a model thought: Mistral's, Anthropic's and Databricks'. The
 words of one may be missing, or hidden.
@@ -34,3 +37,14 @@ def texts_of(content: object) -> tuple[object, str | None]:
         else:
             return content, None
     return text, thought or None
+
+
+def whole_number(value: object) -> int | None:
+    """A whole number as a server writes it, also as `3.0` or as text; None for anything else.
+
+    >>> whole_number(3), whole_number(3.0), whole_number("3"), whole_number(True), whole_number(-1)
+    (3, 3, 3, None, None)
+    """
+    if type(value) in (float, str) and re.fullmatch(r"[0-9]{1,16}(\.0)?", str(value)):
+        value = int(float(str(value)))
+    return value if type(value) is int and 0 <= value < _MANY else None

@@ -19,6 +19,7 @@ from pipegen.records.frozen import plain_list, plain_number, printed
 from pipegen.records.option_table import OPTIONS
 from pipegen.records.options import options_from
 from pipegen.records.request_forms import (
+    KEYS,
     as_messages,
     json_text,
     metadata_of,
@@ -135,9 +136,12 @@ def _parsed(values: Mapping[str, object]) -> GenerationRequest:
 
 
 def _row_of(values: object) -> Any:
-    """A row of pandas (`iterrows`, `itertuples`) as a mapping. Anything else stays as it is. A
-    missing value is None.
+    """A row of pandas as a mapping, whose missing values are None. Anything else stays as it is,
+    but that a field of a mapping which pandas has no value for (`to_dict("records")`) is None.
     """
+    if isinstance(values, Mapping):
+        missing = [name for name in values if name in _READ and _is_missing(values[name])]
+        return {**values, **dict.fromkeys(missing)} if missing else values
     entries = (
         getattr(values, "_asdict", None)
         if isinstance(values, tuple)
@@ -175,6 +179,7 @@ _JSON = {"messages", "tools", "options", "prompt_token_ids", "continues", "turns
 _JSON_LISTS = {"messages", "tools"}
 """The fields that may be lists of JSON texts."""
 _FIELDS = frozenset((*FIELDS, *_PLURALS))
+_READ = _FIELDS.union(KEYS)
 _PROMPTS = (
     *("messages", "prompt", "prompt_token_ids", "turns"),
     *("conversations", "conversation", "query"),

@@ -109,16 +109,22 @@ def test_the_backend_is_that_of_the_file(chat_file: Path) -> None:
     [
         (("-c", "FILE"), "--agent: .* holds first, second: choose one"),
         (("-c", "FILE", "--agent", "secnd"), "--agent: .*did you mean 'second'"),
-        (("-c", "FILE", "--agent", "first", "--model", "m"), "--model: goes with --model"),
+        (("-c", "FILE", "--agent", "first", "--model", "m"), "--model: goes without --config"),
         (
             ("-c", "FILE", "--agent", "first", "--base-url", "http://h"),
-            "--base-url: goes with --model",
+            "--base-url: goes without --config",
         ),
         (
             ("-c", "FILE", "--agent", "first", "--trust-remote-code"),
-            "--trust-remote-code: goes with --model",
+            "--trust-remote-code: goes without --config",
         ),
-        (("-c", "FILE", "--agent", "first", "--backend", "vllm"), "--backend: goes with --model"),
+        *(
+            (
+                ("-c", "FILE", "--agent", "first", "--backend", name),
+                "--backend: goes without --config",
+            )
+            for name in ("vllm", "hf")
+        ),
         (
             ("-c", "FILE", "--agent", "first", "--min-new-tokens", "50"),
             "--config: with the options of the chat file: .*min_new_tokens",
@@ -133,10 +139,18 @@ def test_the_backend_is_that_of_the_file(chat_file: Path) -> None:
         (("--agent", "first", "--model", "m"), "--agent: takes --config FILE too"),
         (
             ("--config", "FILE", "--agent", "first", "--image-memory-bytes", "0"),
-            "--image-memory-bytes: goes with --model",
+            "--image-memory-bytes: goes without --config",
         ),
-        (("--config", "FILE", "--agent", "first", "--compile"), "--compile: goes with --model"),
+        (("--config", "FILE", "--agent", "first", "--compile"), "--compile: goes without --config"),
         ((), "--model: say which model to ask"),
+        *(
+            (
+                ("--model", "m", *flags),
+                f"{flags[0]}: takes a file or a folder as IN, and a file as -o",
+            )
+            for flags in (("--retry", "all"), ("--restart",), ("--grace", "3"))
+        ),
+        (("--model", "m", "--overwrite"), "--overwrite: takes -o OUT or --sidecar too"),
         (
             ("--model", "m", "--backend", "vllm_chat"),
             "--backend: takes one of hf, vllm, .*openai.*not 'vllm_chat'; did you mean",

@@ -210,3 +210,19 @@ def test_a_table_of_results_is_compared_with_lines(tmp_path: Path) -> None:
     file = written(tmp_path / "b", x=logged, y=dataclasses.replace(RESULT, text="other"))
     done = CliRunner().invoke(app, ["diff", str(tmp_path / "a.parquet"), file])
     assert (done.exit_code, done.stderr) == (1, "2 requests, 1 equal, 1 differ at text\n")
+
+
+def test_what_another_program_has_filled_in_with_null_says_nothing(tmp_path: Path) -> None:
+    """A brief line has the keys of all lines, where pandas or polars has written it again."""
+    sampled = dataclasses.replace(RESULT, samples=(RESULT, RESULT), reasoning="Hm.")
+    lines = [
+        to_plain(Success(result), name, brief=True)
+        for name, result in (("x", RESULT), ("y", sampled))
+    ]
+    names = {name: None for line in lines for name in line}
+    for name, filled in (("a", {}), ("b", names)):
+        text = "".join(json.dumps({**filled, **line}) + "\n" for line in lines)
+        (tmp_path / name).write_text(text)
+    for name in ("a", "b"):
+        done = CliRunner().invoke(app, ["diff", str(tmp_path / name), str(tmp_path / "b")])
+        assert (done.exit_code, done.stderr) == (0, "2 requests, 2 equal\n")

@@ -73,3 +73,15 @@ def test_an_estimate_on_a_full_disk_is_said_in_a_line(folder: Path) -> None:
         done.stderr.splitlines()[-1] == "Error: stdout cannot be written: No space left on device"
     )
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.slow
+def test_answers_on_a_full_disk_are_said_in_a_line(folder: Path) -> None:
+    pytest.importorskip("torch")
+    (folder / "one.jsonl").write_text('{"prompt": "Hi"}')
+    asked = "generate one.jsonl --model embedded --max-new-tokens 2 --quiet"
+    done = shell(f"$0 -m pipegen {asked} > /dev/full", folder)
+    assert (done.returncode, done.stderr) == (
+        1,
+        "stdout cannot be written: No space left on device; the lines before are kept\n",
+    )

@@ -55,6 +55,10 @@ NEAR = {
     "max_output_tokens": "max_new_tokens",
     "temp": "temperature",
     "num_return_sequences": "samples",
+    "api_base": "base_url",
+    "max_retries": "retries",
+    "default_headers": "headers",
+    "rpm": "requests_per_minute",
 }
 """Keys that are another spelling, or another program's word, for one that there is."""
 
@@ -82,3 +86,33 @@ def test_a_misspelt_system_message_in_the_backend_is_told_its_place(kind: str, n
 def test_a_field_of_servers_that_another_program_names_so_is_passed_on(name: str) -> None:
     backend = {"type": "openai", "model": "m", "base_url": "http://localhost:1", name: {"a": 1}}
     assert chat_from({"backend": backend}).agents[0].backend.settings.extra_body == {name: {"a": 1}}
+
+
+WITHIN: dict[str, Any] = {
+    "options": {"num_ctx": 4096, "temperature": 0.1},
+    "sampling_params": {"max_tokens": 5},
+    "parameters": {"top_p": 0.5},
+}
+
+
+@pytest.mark.parametrize("kind", ["openai", "vllm", "vllm_server", "hf"])
+@pytest.mark.parametrize("name", WITHIN)
+def test_options_within_another_key_are_told_their_place(kind: str, name: str) -> None:
+    backend = {"type": kind, "model": "m", name: WITHIN[name]}
+    *_, option = WITHIN[name]
+    with pytest.raises(pg.UnknownField, match=f"{name}: {option} is a key beside type and model"):
+        chat_from({"backend": backend})
+
+
+@pytest.mark.parametrize(
+    "field",
+    [
+        {"response_format": {"type": "json_schema", "json_schema": {"schema": {}}}},
+        {"structured_outputs": {"regex": "a"}},
+        {"extra_body": {"nvext": {"top_k": 3}}},
+    ],
+)
+def test_fields_of_servers_that_hold_such_names_are_passed_on(field: Any) -> None:
+    backend = {"type": "vllm", "base_url": None, "model": "m", **field}
+    sent = chat_from({"backend": backend}).agents[0].backend.settings.extra_body
+    assert sent == field.get("extra_body", field)

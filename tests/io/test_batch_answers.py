@@ -61,10 +61,49 @@ def test_a_line_without_an_answer_is_an_error(
     assert words in error.message
 
 
-def test_counts_that_are_none_are_not_read(tmp_path: Path) -> None:
-    body = {"choices": [choice(0, "A")], "usage": ["many"]}
+@pytest.mark.parametrize("status", [200, 201, "200", None])
+def test_an_answer_counts_whatever_the_status_of_its_success(tmp_path: Path, status: Any) -> None:
+    body = {"choices": [choice(0, "A")]}
+    assert read(tmp_path, line({"status_code": status, "body": body})).unwrap().text == "A"
+
+
+def test_a_status_that_is_text_is_one(tmp_path: Path) -> None:
+    error = read(tmp_path, line({"status_code": "429", "body": {"message": "no"}})).failure()
+    assert isinstance(error, pg.RateLimited)
+
+
+def test_a_choice_that_was_refused_leaves_the_others(tmp_path: Path) -> None:
+    refused = {"index": 1, "finish_reason": "content_filter", "message": {"content": "B"}}
+    body = {"choices": [choice(0, "A"), refused, choice(2, "C")]}
+    result = read(tmp_path, line({"status_code": 200, "body": body})).unwrap()
+    first, second, third = result.completions
+    assert (first.unwrap().text, third.unwrap().text) == ("A", "C")
+    assert isinstance(second.failure(), pg.Refused)
+
+
+def test_a_line_whose_choices_were_all_refused_is_refused(tmp_path: Path) -> None:
+    body = {"choices": [choice(index, None, refusal="No.") for index in range(2)]}
+    error = read(tmp_path, line({"status_code": 200, "body": body})).failure()
+    assert isinstance(error, pg.Refused)
+
+
+@pytest.mark.parametrize("usage", [["many"], {"prompt_tokens": "many"}, {"prompt_tokens": -1}])
+def test_counts_that_are_none_are_not_read(tmp_path: Path, usage: Any) -> None:
+    body = {"choices": [choice(0, "A")], "usage": usage}
     result = read(tmp_path, line({"status_code": 200, "body": body})).unwrap()
     assert (result.text, result.prompt_tokens) == ("A", 0)
+
+
+@pytest.mark.parametrize("number", [float, str])
+def test_numbers_of_an_answer_are_read_however_they_are_written(
+    tmp_path: Path, number: Any
+) -> None:
+    usage = {"prompt_tokens": number(5), "completion_tokens": number(2)}
+    body = {"choices": [choice(number(1), "B"), choice(number(0), "A")], "usage": usage}
+    result = read(tmp_path, line({"status_code": 200, "body": body})).unwrap()
+    assert [sample.unwrap().text for sample in result.completions] == ["A", "B"]
+    assert (result.prompt_tokens, result.completion_tokens) == (5, 2)
+    assert type(result.prompt_tokens) is int
 
 
 def choice(index: Any, content: Any, **message: Any) -> dict[str, Any]:

@@ -48,8 +48,14 @@ def test_a_chat_line_becomes_a_request_with_options_by_either_name() -> None:
     assert (options.chat.enable_thinking, options.chat.template_kwargs) == (True, {"x": 1})
 
 
-def test_a_response_format_is_structured_output() -> None:
-    form = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "object"}}}
+@pytest.mark.parametrize(
+    "form",
+    [
+        {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "object"}}},
+        {"type": "json_object"},
+    ],
+)
+def test_a_response_format_is_structured_output(form: dict[str, Any]) -> None:
     options = (
         request_from_batch(line(messages=MESSAGES, response_format=form), "line 1").unwrap().options
     )
@@ -58,6 +64,36 @@ def test_a_response_format_is_structured_output() -> None:
     assert options.structured.json_schema == '{"type": "object"}'
     assert is_ok(
         request_from_batch(line(messages=MESSAGES, response_format={"type": "text"}), "line 1")
+    )
+
+
+@pytest.mark.parametrize(
+    ("choice", "forced"),
+    [
+        ("required", "required"),
+        ({"type": "function", "function": {"name": "add"}}, "add"),
+        ("none", "none"),  # which the template refuses: a model that sees tools may call them
+    ],
+)
+def test_a_tool_choice_is_the_option_of_that_name(choice: object, forced: str) -> None:
+    tools = [{"type": "function", "function": {"name": "add"}}]
+    values = line(messages=MESSAGES, tools=tools, tool_choice=choice)
+    options = request_from_batch(values, "line 1").unwrap().options
+    assert options is not None
+    assert options.structured is not None
+    assert options.structured.tool_choice == forced
+
+
+def test_a_tool_choice_of_none_without_tools_asks_for_nothing() -> None:
+    request = request_from_batch(line(messages=MESSAGES, tool_choice="none"), "line 1").unwrap()
+    assert request.options == pg.GenerationOptions()
+
+
+@pytest.mark.parametrize("name", ["chat/completions", "completions"])
+def test_an_endpoint_may_be_named_without_its_version(name: str) -> None:
+    words = {"messages": MESSAGES} if name.startswith("chat") else {"prompt": "Once"}
+    assert request_from_batch(line(f"/{name}", **words), "line 1") == request_from_batch(
+        line(f"/v1/{name}", **words), "line 1"
     )
 
 
@@ -71,9 +107,18 @@ def test_a_completions_line_takes_text_or_ids() -> None:
     ).unwrap().prompt_token_ids == (1, 2)
 
 
+def test_a_list_of_one_prompt_is_that_prompt() -> None:
+    for prompt in ("Once", [1, 2]):
+        assert request_from_batch(line("/v1/completions", prompt=[prompt]), "line 1") == (
+            request_from_batch(line("/v1/completions", prompt=prompt), "line 1")
+        )
+
+
 @pytest.mark.parametrize(
     ("values", "words"),
     [
+        (line("/v1/completions", prompt=["a", "b"]), "body.prompt takes one prompt, not 2"),
+        (line("/v1/completions", prompt=[["a"]]), "prompt_token_ids takes a whole number"),
         (line("/v1/embeddings"), "url takes '/v1/chat/completions' or"),
         (
             {**line(messages=MESSAGES), "methd": "POST"},
@@ -84,8 +129,8 @@ def test_a_completions_line_takes_text_or_ids() -> None:
         ({**line(), "body": []}, "a body that is an object"),
         (line(messages=MESSAGES, stream=True), "body.stream=True is not supported here"),
         (
-            line(messages=MESSAGES, tool_choice="required"),
-            "body.tool_choice='required' is not supported here",
+            line(messages=MESSAGES, tool_choice={"type": "function"}),
+            "tool_choice takes a string",
         ),
         (
             line(messages=MESSAGES, structured_outputs={"grammar": "g"}),
@@ -97,8 +142,31 @@ def test_a_completions_line_takes_text_or_ids() -> None:
             "body.temprature is not supported here; did you mean 'temperature'",
         ),
         (
-            line(messages=MESSAGES, response_format={"type": "json_object"}),
-            "body.response_format takes the type 'text' or 'json_schema' here",
+            line(messages=MESSAGES, response_format={"type": "structural_tag"}),
+            "body.response_format takes the type 'text', 'json_object' or 'json_schema' here",
+        ),
+        (
+            # the schema in the place of its wrapper
+            line(
+                messages=MESSAGES,
+                response_format={"type": "json_schema", "json_schema": {"type": "object"}},
+            ),
+            (
+                "body.response_format takes the type 'text', 'json_object' or 'json_schema' here, the"
+                " last with its schema, not"
+            ),
+        ),
+        (
+            line(
+                messages=MESSAGES,
+                response_format={"type": "json_object"},
+                structured_outputs={"json": {"type": "array"}},
+            ),
+            "body.response_format contradicts another name of json_schema",
+        ),
+        (
+            line(messages=MESSAGES, response_format={"type": "json_object"}, tool_choice="f"),
+            "takes one of json_schema, regex, choice and tool_choice",
         ),
         (
             line(messages=MESSAGES, max_tokens=1, max_completion_tokens=2),

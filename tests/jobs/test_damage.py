@@ -203,6 +203,34 @@ def test_damaged_settings_say_what_to_do(tmp_path: Path, caplog: pytest.LogCaptu
             pg.job(route, ROWS, tmp_path / "other")
 
 
+@pytest.mark.parametrize("within", [False, True])
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"rewrites": None},
+        {"rewrites": [7]},
+        {"adapters": None},
+        {"adapters": ["a"]},
+        {"adapters": {"a": 7}},
+        {"engines": [7]},
+        {"options": []},
+    ],
+)
+def test_settings_of_a_wrong_type_are_damaged(
+    tmp_path: Path, wrong: dict[str, Any], *, within: bool
+) -> None:
+    route = pg.route(FakeEngine(echo))
+    list(pg.job(route, ROWS, tmp_path))
+    settings = tmp_path / "job.json"
+    values = json.loads(settings.read_text())
+    runs = {mark: {**run, **wrong} for mark, run in values["runs"].items()}
+    settings.write_text(json.dumps({**values, "runs": runs} if within else {**values, **wrong}))
+    with pytest.raises(JournalError, match="does not hold the settings of a run"):
+        list(pg.finished_rows(tmp_path, []))
+    with pg.job(route, ROWS, tmp_path) as running:
+        assert (len(list(running)), running.reused) == (3, 3)
+
+
 @pytest.mark.parametrize("damage", DAMAGES, ids=lambda damage: damage.__name__)
 def test_a_row_of_several_calls_goes_on_whatever_became_of_its_steps(
     damage: Callable[..., Any], tmp_path: Path

@@ -129,6 +129,28 @@ def test_rows_of_pandas_are_requests() -> None:
     assert keyed == {0: "1", 1: "2"}
 
 
+def test_what_is_missing_in_records_of_pandas_is_none() -> None:
+    pandas = pytest.importorskip("pandas")
+    frame = pandas.DataFrame(
+        {
+            "prompt": ["a", None],
+            "query": [None, "b"],
+            "image": [PIXEL, None],
+            "system": [None, "Be brief."],
+            "id": [1, None],
+            "score": [1.5, None],
+        }
+    )
+    frame["id"] = frame["id"].astype("Int64")
+    first, second = frame.to_dict("records")
+    asked = request_from(first).unwrap()
+    assert (asked.id, len(asked.sources), len(asked.messages or ())) == ("1", 1, 1)
+    asked = request_from(second).unwrap()
+    assert (asked.id, asked.sources) == (None, ())
+    assert [message.content for message in asked.messages or ()] == ["Be brief.", "b"]
+    assert asked.metadata["score"] != asked.metadata["score"]  # the caller's own
+
+
 def test_a_frame_in_the_place_of_its_rows_is_refused_with_what_to_do() -> None:
     pandas = pytest.importorskip("pandas")
     with pytest.raises(TypeError, match=r'not a DataFrame.*\.to_dict\("records"\)'):

@@ -62,10 +62,10 @@ def most_bytes_of_stream(ask: ServerRequest) -> int:
 
 LARGE = 2**18
 """Bytes of a body that is sent by pieces: images make some that long."""
+ANSWERED = frozenset({200, 201})
+"""The statuses of an answer; some gateways say that a request has made one."""
 REFUSAL = 2**18
-"""Bytes that are read of an answer with another status than 200: its message is at the
-beginning.
-"""
+"""Bytes that are read of an answer with another status: its message is at the beginning."""
 CONNECT_SECONDS = 15.0
 
 
@@ -181,7 +181,8 @@ class Opened:
         """The whole body; of a refusal its beginning. Raises `Broken`, and `TooLong` where it has
         more than `most` bytes.
         """
-        most = most if self.status == 200 else min(most, REFUSAL)
+        answered = self.status in ANSWERED
+        most = most if answered else min(most, REFUSAL)
         content, came, length = self._response.content, self._came, 0
         unpacked = Unpacked(self.headers.get("Content-Encoding", ""))
         try:
@@ -189,7 +190,7 @@ class Opened:
                 for piece in unpacked.feed(packed):
                     came.append(piece)
                     length += len(piece)
-                    if length > most and self.status == 200:
+                    if length > most and answered:
                         raise TooLong(f"an answer of more than {most} bytes")
                     if length > most:
                         return b"".join(came)

@@ -45,7 +45,16 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, NoReturn, TypeVar
 
 from pipegen.backends.http.access import Access
-from pipegen.backends.http.client import BASE, Broken, Client, Events, Opened, TooLong, Upload
+from pipegen.backends.http.client import (
+    ANSWERED,
+    BASE,
+    Broken,
+    Client,
+    Events,
+    Opened,
+    TooLong,
+    Upload,
+)
 from pipegen.backends.http.gate import Deadlines, Exhausted, Gate, Late, Room
 from pipegen.backends.http.loops import PerLoop
 from pipegen.backends.http.plain_json import encoded
@@ -193,7 +202,7 @@ class Transport:
         except TooLong as refusal:
             self._malformed(refusal)
         except (Broken, Late) as ended:
-            if opened is None or opened.status != 200 or not is_ok(json_of(opened.came())):
+            if opened is None or opened.status not in ANSWERED or not is_ok(json_of(opened.came())):
                 waited = "for the answer" if opened is None else "for the rest of the answer"
                 raise self._trouble(ended, waited, here.gate, sent_at) from ended
             # whole, though its connection was not
@@ -206,7 +215,7 @@ class Transport:
                 opened.close()
         if reply is None:
             raise AssertionError("an attempt gives a reply, or raises")
-        if reply.status != 200:
+        if reply.status not in ANSWERED:
             raise HttpStatusError(reply)
         return reply
 
@@ -233,10 +242,10 @@ class Transport:
         try:
             with here.deadlines.by(deadline()):
                 opened = await here.client.open(request.method, self.access.url(request.path), body)
-                refusal = await opened.body(most) if opened.status != 200 else b""
+                refusal = await opened.body(most) if opened.status not in ANSWERED else b""
             reply = WireReply(status=opened.status, headers=opened.headers, body=refusal)
             self._note(here.gate, reply, sent_at, row.turn)
-            if opened.status != 200:
+            if opened.status not in ANSWERED:
                 raise HttpStatusError(reply)
             kind = opened.headers.get("Content-Type", "").lower()
             if kind.startswith(

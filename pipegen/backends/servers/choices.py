@@ -28,6 +28,7 @@ from pipegen.backends.servers.logprobs import (
 from pipegen.backends.servers.reading import found, ids_of, malformed, usage_of
 from pipegen.backends.servers.wire import Completion, ServerRequest
 from pipegen.core.slots import Slot, is_ok
+from pipegen.records.answer_parts import whole_number
 from pipegen.records.finish_words import word_of
 
 Read: TypeAlias = Callable[[Mapping[str, object]], Slot[Completion]]
@@ -81,7 +82,7 @@ def read_choice(
     finish, index = choice.get("finish_reason"), choice.get("index")
     if not isinstance(finish, (str, type(None))):
         return malformed(f"choices[0].finish_reason is {type(finish).__name__}, not a string")
-    if index is not None and (type(index) is not int or index):
+    if index is not None and whole_number(index) != 0:
         return malformed(f"choices[0].index is {index!r:.40}, and 1 was asked")
     meta, stop = choice.get("meta_info"), found(("stop_reason", "matched_stop"), choice)
     ids = found(("token_ids", "response_token_ids"), choice)

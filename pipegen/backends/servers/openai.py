@@ -79,7 +79,7 @@ def from_event(event: Any, ask: ServerRequest, seen: int) -> Slot[tuple[Completi
     completions = pieces(
         event,
         lambda choice: _completion(
-            choice, event, ask, seen, "message" if "message" in choice else "delta"
+            choice, event, ask, seen, "delta" if choice.get("message") is None else "message"
         ),
         event=True,
     )

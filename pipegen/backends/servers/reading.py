@@ -16,11 +16,10 @@ from returns.result import Failure, Success
 from pipegen.backends.http.plain_json import decoded
 from pipegen.backends.servers.wire import WireReply
 from pipegen.core.errors import InvalidRequest, MalformedResponse
+from pipegen.core.functional import without_none
 from pipegen.core.slots import Slot, is_ok
+from pipegen.records.answer_parts import whole_number
 from pipegen.records.frozen import NESTING
-
-_MANY = 2**53
-"""A number of tokens is smaller than this; what is not is not taken for one."""
 
 
 def merged(body: Mapping[str, object], more: Mapping[str, object]) -> dict[str, object]:
@@ -144,11 +143,9 @@ def usage_of(usage: object) -> dict[str, int]:
         return {}
     details = usage.get("prompt_tokens_details")
     cached = details.get("cached_tokens") if isinstance(details, Mapping) else None
-    return {
-        name: value
-        for name, value in {"cached_tokens": cached, **usage}.items()
-        if type(value) is int and 0 <= value < _MANY
-    }
+    return without_none(
+        {name: whole_number(value) for name, value in {"cached_tokens": cached, **usage}.items()}
+    )
 
 
 def alone(value: object) -> object:

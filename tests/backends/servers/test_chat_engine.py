@@ -117,7 +117,7 @@ def test_reasoning_and_content_are_two_fields(ask: Any, name: str) -> None:
         [],
         {"choices": [{"index": 0, "finish_reason": "stop"}]},
         {"choices": [{"index": 0, "message": {"content": "x"}}]},
-        {"choices": [{"index": "0", "message": {"content": "x"}, "finish_reason": "stop"}]},
+        {"choices": [{"index": "1", "message": {"content": "x"}, "finish_reason": "stop"}]},
         answer(content=3),
         answer(content="x", reasoning=[]),
         answer(content="x", tool_calls="x"),

@@ -441,7 +441,32 @@ def test_arguments_that_are_an_object_become_json_text() -> None:
         assert call["function"]["arguments"] == '{"a": 1, "b": ["é"]}'
 
 
-def test_a_choice_whose_index_is_null_is_the_one() -> None:
+@pytest.mark.parametrize("index", [None, 0.0, "0"])
+def test_a_choice_whose_index_is_null_is_the_one(index: Any) -> None:
     answer = whole("stop").body
-    answer["choices"][0]["index"] = None
+    answer["choices"][0]["index"] = index
     assert chatted(Canned(answer)).unwrap().text == "Hello"
+
+
+@pytest.mark.parametrize("number", [float, str])
+def test_counts_are_read_however_numbers_are_written(number: Any) -> None:
+    usage = {"prompt_tokens": number(2), "completion_tokens": number(8)}
+    for slot in (
+        chatted(Canned({**whole("stop").body, "usage": usage})),
+        streamed(events(chunk("Hello"), chunk(finish="stop"), {"choices": [], "usage": usage})),
+    ):
+        result = slot.unwrap()
+        assert (result.prompt_tokens, result.completion_tokens) == (2, 8)
+
+
+def test_a_gateway_may_say_that_it_has_made_an_answer() -> None:
+    assert chatted(whole("stop")._replace(status=201)).unwrap().text == "Hello"
+    stream = events(chunk("Hello"), chunk(finish="stop"))._replace(status=201)
+    assert streamed(stream).unwrap().text == "Hello"
+
+
+def test_a_message_that_is_null_beside_a_delta_says_nothing() -> None:
+    pieces = [chunk("Hello"), chunk(finish="stop")]
+    for piece in pieces:
+        piece["choices"][0]["message"] = None
+    assert streamed(events(*pieces)).unwrap().text == "Hello"
