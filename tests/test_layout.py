@@ -42,7 +42,7 @@ ROOMS = (
 """Each imports only itself and those before it."""
 BUDGETS = {
     "backends": 131_250,
-    "cli": 41_550,
+    "cli": 41_600,
     "records": 39_050,
     "report": 33_700,
     "drivers": 32_400,

@@ -169,7 +169,7 @@ def _cards(flags: ViewFlags, images: ImagePolicy) -> Iterator[str]:
             first = (_rounds(values) or [values])[0]
             prompt = first.get("prompt_text") or ("" if request is None else _prompt(request))
             sources = () if request is None else request.sources
-            times = iter(first.get("video_times") or ())
+            times = iter(_times_in(first))
             figures = [
                 figure
                 for source in sources
@@ -178,7 +178,7 @@ def _cards(flags: ViewFlags, images: ImagePolicy) -> Iterator[str]:
                     if request_lookup.images.root is None
                     and _has_path(source)
                     and flags.asked is None
-                    else _frames(source, request_lookup.images, next(times, None))
+                    else _frames(source, request_lookup.images, next(times, ()))
                     if isinstance(source, VideoSource)
                     else (
                         figure_of(
@@ -401,8 +401,19 @@ def _name(source: ImageSource) -> str:
     return shown(source.url) if source.url is not None else ""
 
 
-def _frames(source: VideoSource, policy: ImagePolicy, frame_times: Any) -> tuple[Figure, ...]:
-    """The frames of a video that the result tells, each small; without that a few of them."""
+def _times_in(values: Mapping[str, Any]) -> Sequence[Sequence[float]]:
+    """The times of each video's frames; none where a line has another form."""
+    times: Any = values.get("video_times")
+    try:
+        return [sorted(set(map(float, video))) for video in times or ()]
+    except (TypeError, ValueError):
+        return ()
+
+
+def _frames(
+    source: VideoSource, policy: ImagePolicy, chosen_times: Sequence[float]
+) -> tuple[Figure, ...]:
+    """The frames of a video at these times, each small; without times a few of them."""
     loaded = load_sources(VlmGenerationRequest(prompt="", videos=[source]), policy)
     if not is_ok(loaded):
         return (Figure(loaded.failure().message, None),)
@@ -411,11 +422,6 @@ def _frames(source: VideoSource, policy: ImagePolicy, frame_times: Any) -> tuple
             need("av", "video", "reading a video")
     except MissingExtra as missing:
         return (Figure(str(missing), None),)
-    chosen_times = (
-        sorted({float(time) for time in frame_times})
-        if isinstance(frame_times, (list, tuple))
-        else []
-    )
 
     def choose(times: Sequence[float], *, whole: bool) -> tuple[int, ...]:
         if not chosen_times:

@@ -152,6 +152,8 @@ def options_from(values: Mapping[str, object], where: str = "options") -> Genera
     ...
     pipegen.records.fields.UnknownField: line 3: there is no option 'temprature'; did you mean 'temperature'?
     """
+    if not isinstance(values, Mapping):
+        raise InvalidField(f"{where}: options are an object, not {type(values).__name__}")
     plain: dict[str, Any] = {}
     groups: dict[str, dict[str, Any]] = {}
     for name, value in values.items():

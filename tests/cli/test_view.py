@@ -222,6 +222,17 @@ def test_brief_lines_are_shown(command: Command, tmp_path: Path) -> None:
         assert text in page.texts
 
 
+@pytest.mark.parametrize("times", [3, [3], [["x"]], "x", None])
+def test_times_of_frames_in_another_form_are_no_times(
+    command: Command, tmp_path: Path, times: object
+) -> None:
+    source = tmp_path / "r.jsonl"
+    line = {**to_plain(answer("one"), "a", brief=True), "video_times": times}
+    source.write_text(json.dumps(line) + "\n")
+    assert command("view", source).code == 0
+    assert "one" in Page(tmp_path / "r.html").texts
+
+
 def test_images_of_every_size_are_shown_large_enough_for_their_boxes(
     command: Command, tmp_path: Path
 ) -> None:

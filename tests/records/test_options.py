@@ -41,6 +41,14 @@ def test_an_unknown_option_is_refused_and_the_nearest_named(make: Any) -> None: 
         make()
 
 
+@pytest.mark.parametrize("values", ["x", 3, [1]])
+def test_options_that_are_no_object_are_refused(values: Any) -> None:
+    with pytest.raises(
+        InvalidField, match=f"line 3: options are an object, not {type(values).__name__}"
+    ):
+        options_from(values, "line 3")
+
+
 @pytest.mark.parametrize(
     ("name", "value", "takes"),
     [
