@@ -48,7 +48,7 @@ BUDGETS = {
     "drivers": 33_000,
     "jobs": 32_000,
     "testing": 25_200,
-    "stages": 24_700,
+    "stages": 24_500,
     "io": 21_650,
     "template": 16_300,
     "answer": 14_100,
