@@ -12,7 +12,6 @@ from pipegen.cli.progress_line import shown_time
 from pipegen.cli.sources import Asked, open_source
 from pipegen.cli.usage import open_route, refuse
 from pipegen.core.slots import is_ok
-from pipegen.drivers.arguments import prepare_batch
 from pipegen.io.tables import TableError
 from pipegen.records import strict_json
 from pipegen.report.estimate import Estimate, prepared
@@ -64,9 +63,7 @@ def run_estimate(
         route = stack.enter_context(attached(open_route(asked.load), asked.plugins))
         try:
             while batch := list(islice(opened.items, _TOGETHER)):
-                requests = prepare_batch(
-                    [item.slot for item in batch], asked.options, asked.images, asked.policy
-                )
+                requests = asked.admission.batch([item.slot for item in batch])
                 first = [
                     slot.map(
                         lambda first_request: (

@@ -82,7 +82,7 @@ def with_options(pipe: P, options: Options) -> P:
     """The pipe with options for what its requests leave open; see `Route.with_options`. Without
     any, the pipe itself.
     """
-    checked_options = check_settings(options, None)
+    checked_options = check_settings(options).options
     if not _shown(checked_options):
         return pipe
 

@@ -65,13 +65,13 @@ def shard_keyed(
 ) -> Iterator[tuple[K, Request]]:
     """As `shard`, for pairs of a key and a request, as `job_keyed` takes them."""
     pairs(requests)
-    check_settings(None, image_policy)
+    images = check_settings(None, image_policy).images
     if type(i) is not int or type(n) is not int or not 1 <= i <= n:
         raise ValueError(
             f"there is no shard {i!r:.40} of {n!r:.40}: shards are whole numbers from 1 to their"
             " number"
         )
-    return _kept(requests, i, n, image_policy or ImagePolicy())
+    return _kept(requests, i, n, images)
 
 
 def _kept(
