@@ -229,16 +229,17 @@ def _key(job: ResolvedRequest) -> Hashable:
 
 
 def _rendered(job: ResolvedRequest, model: TokenModel, prepared: Prepared) -> Slot[Rendered]:
-    def with_images(images: tuple[PreparedImage, ...]) -> Slot[Rendered]:
-        written = image_tokens(
-            images, model.tokenizer, model.image_placeholder, model.video_placeholder
-        )
-        prompt = render_row(
-            job, model.tokenizer, model.renderer, bos_token=model.bos_token, written=written
-        )
-        return prompt.map(lambda row: unchecked_replace(row, images=images)) if images else prompt
-
-    return images_of(job, prepared).bind(with_images)
+    slot = images_of(job, prepared)
+    if not is_ok(slot):
+        return Failure(slot.failure())
+    images = slot.unwrap()
+    written = image_tokens(
+        images, model.tokenizer, model.image_placeholder, model.video_placeholder
+    )
+    prompt = render_row(
+        job, model.tokenizer, model.renderer, bos_token=model.bos_token, written=written
+    )
+    return prompt.map(lambda row: unchecked_replace(row, images=images)) if images else prompt
 
 
 class _PromptInputs(NamedTuple):
