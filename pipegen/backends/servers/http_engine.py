@@ -20,7 +20,7 @@ from pipegen.backends.servers.reading import malformed
 from pipegen.backends.servers.sending import Sender
 from pipegen.backends.servers.wire import Completion, Facts, ServerRequest, Wire, WireRequest
 from pipegen.core.errors import BackendFailed, CallFailed
-from pipegen.core.slots import Slot, is_ok
+from pipegen.core.slots import Slot
 from pipegen.engines.capabilities import Capabilities
 from pipegen.engines.model import Model
 from pipegen.engines.plugin import Pluggable
@@ -93,7 +93,7 @@ class HttpEngine(Pluggable, ABC, Generic[A, R]):
         if settings.served_model_name is None or settings.server_limit:
             facts = self.loop.run(self.sender.looked_up())
             name = self.sender.model(facts)
-            values["served_model_name"] = name.unwrap() if is_ok(name) else None
+            values["served_model_name"] = name.value_or(None)
             if settings.server_limit:
                 values["server_limit"] = (self.limit_of(facts) or True) if facts.models else None
         return values | (
@@ -142,9 +142,8 @@ class HttpEngine(Pluggable, ABC, Generic[A, R]):
 
     def _limit_by(self, facts: Facts) -> int | None:
         """How many tokens a row may have, prompt and answer together, as these facts say it."""
-        model = self.sender.model(facts)
         limits = (
-            facts.models.get(model.unwrap() or "") if is_ok(model) else None,
+            self.sender.model(facts).map(lambda name: facts.models.get(name or "")).value_or(None),
             self.wire.limit(facts),
         )
         return min((limit for limit in limits if limit is not None), default=None)
@@ -297,10 +296,8 @@ class ServerSession(Generic[A, R]):
                 if self._tokens
                 else engine.row(row_input, call)
             )
-            if not is_ok(slot):
-                slot = slot.alt(engine.sender.access.scrubbed)
             self._ended += 1
-            self._slots.append(slot)
+            self._slots.append(slot.alt(engine.sender.access.scrubbed))
             self._retries.append(call.retries)
             self._done.append(number)
             self._wake_caller()
