@@ -483,9 +483,7 @@ class ChatEngine(HttpEngine[ResolvedRequest, ChatOutput]):
     def heavy(self, asked: ResolvedRequest) -> bool:
         return bool(asked.request.sources)
 
-    def ask(
-        self, asked: ResolvedRequest, stream: bool, facts: Facts, model: str | None, rid: str
-    ) -> Slot[ServerRequest]:
+    def ask(self, asked: ResolvedRequest, stream: bool, facts: Facts) -> Slot[ServerRequest]:
         if asked.request.sources and _no_images(facts):
             return Failure(
                 UnsupportedMultimodal(f"{shown(self.name)} takes no images: {_no_images(facts)}")
@@ -501,10 +499,7 @@ class ChatEngine(HttpEngine[ResolvedRequest, ChatOutput]):
                     else ()
                 ),
                 stops=() if self._cuts_away(asked) else _stops(asked),
-                model=model,
-                rid=rid,
                 stream=stream,
-                extra_body=self.sender.extra_body,
             )
         )
 

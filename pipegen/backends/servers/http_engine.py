@@ -110,9 +110,7 @@ class HttpEngine(Pluggable, ABC, Generic[A, R]):
         """Whether a row's body is made in a thread and dropped once it is sent: it holds images."""
 
     @abstractmethod
-    def ask(
-        self, asked: A, stream: bool, facts: Facts, model: str | None, rid: str
-    ) -> Slot[ServerRequest]:
+    def ask(self, asked: A, stream: bool, facts: Facts) -> Slot[ServerRequest]:
         """What a row is asked with, once the server's facts are known."""
 
     @abstractmethod
@@ -161,7 +159,9 @@ class HttpEngine(Pluggable, ABC, Generic[A, R]):
         """
         facts = self.sender.directory.known
         server_request = self.sender.model(facts).bind(
-            lambda model: self.ask(encoded, stream, facts, model, "")
+            lambda model: self.ask(encoded, stream, facts).map(
+                lambda ask: self.sender.completed(ask, model)
+            )
         )
         wire_request = server_request.bind(lambda ask: self.sender.request(ask, facts))
         return wire_request.map(lambda request: request._replace(body=copy.deepcopy(request.body)))
@@ -352,8 +352,8 @@ class WholeRow(Generic[A, R]):
     def heavy(self) -> bool:
         return self.engine.heavy(self.asked)
 
-    def ask(self, facts: Facts, model: str | None, rid: str) -> Slot[ServerRequest]:
-        return self.engine.ask(self.asked, False, facts, model, rid)
+    def ask(self, facts: Facts) -> Slot[ServerRequest]:
+        return self.engine.ask(self.asked, False, facts)
 
     def read(self, completions: tuple[Completion, ...]) -> Slot[R]:
         if len(completions) != 1:

@@ -298,13 +298,7 @@ class ServerEngine(HasModelMetadata, HttpEngine[Encoded, Raw]):
         return bool(asked.prompt.images)
 
     def ask(
-        self,
-        asked: Encoded,
-        stream: bool,
-        facts: Facts,
-        model: str | None,
-        rid: str,
-        features: object = None,
+        self, asked: Encoded, stream: bool, facts: Facts, features: object = None
     ) -> Slot[ServerRequest]:
         prompt, images, ends = asked.prompt, asked.prompt.images, self._ends(asked.options, facts)
         return Success(
@@ -318,10 +312,7 @@ class ServerEngine(HasModelMetadata, HttpEngine[Encoded, Raw]):
                 resized=bool(images) and self._checkpoint.check_server_resize(prompt) is not None,
                 features=features,
                 prompt_tokens=len(prompt.token_ids),
-                model=model,
-                rid=rid,
                 stream=stream,
-                extra_body=self.sender.extra_body,
             )
         )
 
@@ -386,10 +377,10 @@ class _Whole(WholeRow[Encoded, Raw]):
     engine: ServerEngine  # pyright: ignore[reportIncompatibleVariableOverride]
     features: object = None
 
-    def ask(self, facts: Facts, model: str | None, rid: str) -> Slot[ServerRequest]:
+    def ask(self, facts: Facts) -> Slot[ServerRequest]:
         def ask(checked: Encoded) -> Slot[ServerRequest]:
             self.asked = checked
-            return self.engine.ask(checked, False, facts, model, rid, self.features)
+            return self.engine.ask(checked, False, facts, self.features)
 
         return self.engine.checked(self.asked, facts).bind(ask)
 
@@ -407,8 +398,8 @@ class _Scored(_Whole):
 
     continued: ScoreInput = dataclasses.field(kw_only=True)
 
-    def ask(self, facts: Facts, model: str | None, rid: str) -> Slot[ServerRequest]:
-        return _Whole.ask(self, facts, model, rid).map(
+    def ask(self, facts: Facts) -> Slot[ServerRequest]:
+        return _Whole.ask(self, facts).map(
             lambda request: request._replace(
                 scored=len(self.continued.continuation), scored_top=self.continued.top
             )
