@@ -268,7 +268,8 @@ def bridged(
     are another tokenizer's, and all that the render of the messages fails with.
     """
     messages = request.messages or ()
-    if continues.raw_text_crc32 not in (None, _crc32_of(continues, tokenizer)):
+    read = text_crc32(spell(tokenizer, continues.token_ids)[0])
+    if continues.raw_text_crc32 not in (None, read):
         return Failure(
             InvalidRequest(
                 "this tokenizer reads the ids of the answer before as another text: they are ids of"
@@ -315,10 +316,6 @@ def bridged(
         )
 
     return _shape(template, form_of(new, bool(request.tools))).bind(bridge_of)
-
-
-def _crc32_of(continues: Continues, tokenizer: Tokenizer) -> int:
-    return text_crc32(spell(tokenizer, continues.token_ids)[0])
 
 
 def _begins(

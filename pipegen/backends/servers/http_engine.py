@@ -11,14 +11,13 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
-from pipegen.backends.http.access import Access
 from pipegen.backends.http.last_call import LastCallCache
 from pipegen.backends.http.loops import LoopThread
 from pipegen.backends.http.transport import RowCall
 from pipegen.backends.request_queue import beginning
 from pipegen.backends.servers.reading import malformed
 from pipegen.backends.servers.sending import Sender
-from pipegen.backends.servers.wire import Completion, Facts, ServerRequest, Wire, WireRequest
+from pipegen.backends.servers.wire import Completion, Facts, ServerRequest, WireRequest
 from pipegen.core.errors import BackendFailed, CallFailed
 from pipegen.core.slots import Slot
 from pipegen.engines.capabilities import Capabilities
@@ -26,7 +25,7 @@ from pipegen.engines.model import Model
 from pipegen.engines.plugin import Pluggable
 from pipegen.engines.protocol import PromptWork, RowDone
 from pipegen.engines.session import answers
-from pipegen.engines.settings import ServerSettings, that_change_answers
+from pipegen.engines.settings import that_change_answers
 from pipegen.records.engine_list import shown
 
 if TYPE_CHECKING:
@@ -38,20 +37,15 @@ R = TypeVar("R")
 
 
 class HttpEngine(Pluggable, ABC, Generic[A, R]):
-    """An engine that is a server: asked with A, it answers with R.
-
-    `model` is the name by which the server is asked for it, unless the settings or the server
-    itself say another.
-    """
+    """An engine that is a server: asked with A, it answers with R."""
 
     elsewhere = True
     """Rows are computed in another process: to add them, and to look at what has come, takes no
     time to speak of.
     """
 
-    def __init__(self, wire: Wire, access: Access, settings: ServerSettings, model: str) -> None:
-        self.name, self.wire = wire.name, wire
-        self.sender = Sender(wire, access, settings, model)
+    def __init__(self, sender: Sender) -> None:
+        self.name, self.wire, self.sender = sender.wire.name, sender.wire, sender
         self.loop = LoopThread()
         self.limit_of = LastCallCache(self._limit_by)
         self.capable = LastCallCache(self.capabilities_by)

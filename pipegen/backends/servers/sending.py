@@ -115,7 +115,11 @@ class _Sendable(NamedTuple):
 
 
 class Sender:
-    """Asks one server, by one engine's wire."""
+    """Asks one server, by one engine's wire.
+
+    `model` is the name by which the server is asked for it, unless the settings or the server
+    itself say another.
+    """
 
     def __init__(self, wire: Wire, access: Access, settings: ServerSettings, model: str) -> None:
         self.wire, self.access, self.settings, self.named = wire, access, settings, model

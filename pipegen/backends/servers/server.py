@@ -19,7 +19,6 @@ from pipegen.backends.checkpoint.checkpoint_engine import HasModelMetadata
 from pipegen.backends.checkpoint.image_processors import grid_only
 from pipegen.backends.checkpoint.positions import other_factors
 from pipegen.backends.engine_rows import RowState, other_prompt
-from pipegen.backends.http.access import Access
 from pipegen.backends.http.last_call import LastCallCache
 from pipegen.backends.http.transport import AttemptFailed, RowCall
 from pipegen.backends.servers.finishes import ended_wrong
@@ -27,7 +26,8 @@ from pipegen.backends.servers.http_engine import HttpEngine, WholeRow
 from pipegen.backends.servers.image_urls import places
 from pipegen.backends.servers.logprobs import token_scores
 from pipegen.backends.servers.reading import refused_ids
-from pipegen.backends.servers.wire import Completion, Facts, ServerRequest, Wire, skips_special
+from pipegen.backends.servers.sending import Sender
+from pipegen.backends.servers.wire import Completion, Facts, ServerRequest, skips_special
 from pipegen.core.errors import GenerationError, MalformedResponse, UnsupportedOption
 from pipegen.core.foreign_calls import call_tokenizer
 from pipegen.core.slots import Slot, is_ok
@@ -35,7 +35,6 @@ from pipegen.ending.stop_state import ending_ids, plan_of
 from pipegen.engines.capabilities import ENGINES, Capabilities
 from pipegen.engines.model import TokenModel, token_model
 from pipegen.engines.protocol import TokensMade
-from pipegen.engines.settings import ServerSettings
 from pipegen.records.fields import unchecked_replace
 from pipegen.records.finish_words import meaning_of
 from pipegen.records.messages import ImageSource
@@ -63,15 +62,8 @@ class ServerEngine(HasModelMetadata, HttpEngine[Encoded, Raw]):
     checkpoint here, and nothing is asked before a call.
     """
 
-    def __init__(
-        self,
-        wire: Wire,
-        checkpoint: Checkpoint,
-        access: Access,
-        settings: ServerSettings,
-        model: str,
-    ) -> None:
-        super().__init__(wire, access, settings, model)
+    def __init__(self, sender: Sender, checkpoint: Checkpoint) -> None:
+        super().__init__(sender)
         self._checkpoint = checkpoint
         self._ends = LastCallCache(self._ends_of)
         self._room = LastCallCache(self._room_by)
