@@ -45,7 +45,7 @@ BUDGETS = {
     "cli": 40_300,
     "records": 38_850,
     "report": 33_700,
-    "drivers": 32_850,
+    "drivers": 32_800,
     "jobs": 31_850,
     "testing": 25_200,
     "stages": 24_500,

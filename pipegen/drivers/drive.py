@@ -291,7 +291,7 @@ class Drive(Generic[K]):
 
     def _read(self, request: Request[K]) -> Prepared:
         """Read the images of a request, and advance it."""
-        return self._advanced([Row(request.number, self._input.loaded(request.given))])
+        return self._advanced([Row(request.number, self._input.admission.loaded(request.given))])
 
     def _wants_one(self, input_is_slow: bool) -> bool:
         """Whether to take a request: of a slow input no more than the engines work on at a time."""

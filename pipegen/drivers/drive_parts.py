@@ -155,6 +155,8 @@ class Input(ABC, Generic[K]):
     preparing: dict[Future[Prepared], Request[K]] = field(default_factory=dict, init=False)
     """The requests that other threads prepare."""
     _pool: ThreadPoolExecutor | None = field(default=None, init=False)
+    admission = Admission()
+    """What is made of requests before the first stage."""
     is_batch: ClassVar[bool]
     """Whether all is there from the start."""
     together: ClassVar[int]
@@ -179,10 +181,6 @@ class Input(ABC, Generic[K]):
         """The requests that other threads have prepared since, and what came of each."""
         done = [future for future in self.preparing if future.done()]
         return [(self.preparing.pop(future), attempt(future.result)) for future in done]
-
-    def loaded(self, given: Slot[Any]) -> Slot[Any]:
-        """A request that was taken, with its images read."""
-        return given
 
     def close(self) -> None:
         """Take no more, and end the work of other threads."""
@@ -221,9 +219,6 @@ class ReadInput(Input[K]):
                 return
             key, given = item
             yield key, self.admission.admitted(given) if self.admits else given
-
-    def loaded(self, given: Slot[Any]) -> Slot[Any]:
-        return self.admission.loaded(given)
 
 
 @dataclass
