@@ -36,11 +36,12 @@ from pipegen.records.frozen import freeze
 from pipegen.records.messages import Message, plain_messages
 from pipegen.records.options import ChatTemplateOptions
 from pipegen.records.requests import GenerationRequest
-from pipegen.records.results import PreparedImage
+from pipegen.records.results import PreparedImage, ResolvedRequest
 from pipegen.template.control_tokens import ControlTokens
 from pipegen.template.placeholders import Placeholders, kind_of
 from pipegen.template.probe import call, numbered_id, tool
-from pipegen.template.template import Template, template_of
+from pipegen.template.template import Template, probed_template, template_of
+from pipegen.template.template_facts import template_facts
 from pipegen.template.untrusted import Marks
 
 if TYPE_CHECKING:
@@ -253,20 +254,32 @@ def kept_turn(request: GenerationRequest) -> Continues | None:
     return continues
 
 
-def bridged(
-    request: GenerationRequest,
-    continues: Continues,
-    chat: ChatTemplateOptions,
-    tokenizer: Tokenizer,
-    renderer: Renderer,
-    render: Render,
-    control: Callable[[], ControlTokens],
-) -> Slot[Rendered]:
+class PromptInputs(NamedTuple):
+    """What a job's prompt is written by."""
+
+    job: ResolvedRequest
+    tokenizer: Tokenizer
+    renderer: Renderer
+    written: str
+    """The added tokens that stand for images and videos."""
+
+    @property
+    def chat(self) -> ChatTemplateOptions:
+        return self.job.options.chat or ChatTemplateOptions()
+
+    def control(self) -> ControlTokens:
+        template = probed_template(self.renderer, self.chat)
+        return template_facts(self.tokenizer, template, self.written).control
+
+
+def bridged(inputs: PromptInputs, continues: Continues, render: Render) -> Slot[Rendered]:
     """The bridge of a request that continues this turn, as rendered text, with the ids before it.
 
     `TemplateFailed` where the template has none for these messages, `InvalidRequest` where the ids
     are another tokenizer's, and all that the render of the messages fails with.
     """
+    job, tokenizer, renderer, _ = inputs
+    request, chat = job.request, inputs.chat
     messages = request.messages or ()
     read = text_crc32(spell(tokenizer, continues.token_ids)[0])
     if continues.raw_text_crc32 not in (None, read):
@@ -287,7 +300,7 @@ def bridged(
     sentinel = sentinel_for([str(plain_messages(new)), str(request.tools)])
 
     def cut(shape: _Shape, rendered: Rendered, after: str) -> Rendered:
-        tokens = rendered.control or control()
+        tokens = rendered.control or inputs.control()
         start, anchor = _begins(after, shape, continues.token_ids[-1:], tokens)
         text = after[start:]
         bridge = rendered.rewritten(

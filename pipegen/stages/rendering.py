@@ -30,7 +30,7 @@ import functools
 from bisect import bisect_right
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from itertools import accumulate, groupby
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any
 
 from returns.result import Failure, Success
 
@@ -51,7 +51,7 @@ from pipegen.records.messages import Message, plain_messages
 from pipegen.records.options import ChatTemplateOptions, GenerationOptions
 from pipegen.records.requests import GenerationRequest
 from pipegen.records.results import PreparedImage, ResolvedRequest, Thinking, ThoughtForm
-from pipegen.stages.continuation import Before, bridged, kept_turn
+from pipegen.stages.continuation import Before, PromptInputs, bridged, kept_turn
 from pipegen.template.choose_render import ALLOW, chosen_render, marker
 from pipegen.template.control_tokens import ControlTokens, control_tokens
 from pipegen.template.image_places import Prepared, image_tokens, images_of, prepare_images
@@ -242,24 +242,6 @@ def _rendered(job: ResolvedRequest, model: TokenModel, prepared: Prepared) -> Sl
     return prompt.map(lambda row: unchecked_replace(row, images=images)) if images else prompt
 
 
-class _PromptInputs(NamedTuple):
-    """What a job's prompt is written by."""
-
-    job: ResolvedRequest
-    tokenizer: Tokenizer
-    renderer: Renderer
-    written: str
-    """The added tokens that stand for images and videos."""
-
-    @property
-    def chat(self) -> ChatTemplateOptions:
-        return self.job.options.chat or ChatTemplateOptions()
-
-    def control(self) -> ControlTokens:
-        template = probed_template(self.renderer, self.chat)
-        return template_facts(self.tokenizer, template, self.written).control
-
-
 def render_row(
     job: ResolvedRequest,
     tokenizer: Tokenizer,
@@ -279,14 +261,14 @@ def render_row(
     `enable_thinking=True` beside a form where the template has a switch and no thought that a form
     can come after.
     """
-    inputs = _PromptInputs(job, tokenizer, renderer, written)
+    inputs = PromptInputs(job, tokenizer, renderer, written)
     prompt = _prompt(inputs, bos_token)
     if thinks_apart(job.options) or tool_choice(job.options) is not None:
         return prompt.bind(functools.partial(_with_forms, inputs))
     return prompt
 
 
-def _with_forms(inputs: _PromptInputs, prompt: Rendered) -> Slot[Rendered]:
+def _with_forms(inputs: PromptInputs, prompt: Rendered) -> Slot[Rendered]:
     """The prompt with the forms of the thought and the call that are asked for."""
     job, tokenizer, renderer, _ = inputs
     request, options = job.request, job.options
@@ -308,7 +290,7 @@ def _with_forms(inputs: _PromptInputs, prompt: Rendered) -> Slot[Rendered]:
     return call.bind(lambda form: thought.bind(functools.partial(put, form)))
 
 
-def _prompt(inputs: _PromptInputs, bos_token: str) -> Slot[Rendered]:
+def _prompt(inputs: PromptInputs, bos_token: str) -> Slot[Rendered]:
     job, request, chat = inputs.job, inputs.job.request, inputs.chat
     if request.prompt_token_ids is not None:
         return Success(
@@ -328,7 +310,7 @@ def _prompt(inputs: _PromptInputs, bos_token: str) -> Slot[Rendered]:
     )
 
 
-def _bridged(inputs: _PromptInputs, continues: Continues) -> Slot[Rendered]:
+def _bridged(inputs: PromptInputs, continues: Continues) -> Slot[Rendered]:
     """What follows the ids of the turns before."""
     request = inputs.job.request
 
@@ -336,15 +318,7 @@ def _bridged(inputs: _PromptInputs, continues: Continues) -> Slot[Rendered]:
         short = unchecked_replace(request, messages=tuple(messages))
         return _render_messages(inputs._replace(job=unchecked_replace(inputs.job, request=short)))
 
-    return bridged(
-        request,
-        continues,
-        inputs.chat,
-        inputs.tokenizer,
-        inputs.renderer,
-        render_these,
-        inputs.control,
-    )
+    return bridged(inputs, continues, render_these)
 
 
 def is_guarded(request: GenerationRequest, chat: ChatTemplateOptions) -> bool:
@@ -388,7 +362,7 @@ def _guarded_prompt(
     return Success(rendered)
 
 
-def _render_messages(inputs: _PromptInputs) -> Slot[Rendered]:
+def _render_messages(inputs: PromptInputs) -> Slot[Rendered]:
     job, tokenizer, renderer, written = inputs
     chat = inputs.chat
     more = chat.template_kwargs or NOTHING
