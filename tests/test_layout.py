@@ -45,7 +45,7 @@ BUDGETS = {
     "cli": 40_300,
     "records": 38_850,
     "report": 33_700,
-    "drivers": 32_800,
+    "drivers": 32_750,
     "jobs": 31_850,
     "testing": 25_200,
     "stages": 24_500,
@@ -123,7 +123,7 @@ INNER_NAMES = {
     "answer.barred": "barred_after spellings",
     "stages.gather_samples": "derive_seed expand",
     "drivers.arguments": (
-        "Admission Options check_run check_settings pair pairs prepare_batch record_of "
+        "Admission Options check_run check_settings pair pairs record_of "
         "require_iterable with_option_words"
     ),
     "drivers.drive": "Drive",

@@ -246,18 +246,6 @@ def check_settings(options: Any, image_policy: Any = None, policy: Any = None) -
     )
 
 
-def prepare_batch(
-    requests: Iterable[Request],
-    options: Options | None = None,
-    image_policy: ImagePolicy | None = None,
-    policy: RequestPolicy | None = None,
-) -> Batch[GenerationRequest]:
-    """The batch that a route starts from: records made of plain data, the run's options merged in,
-    what they ask for allowed, images read. Raises `TypeError` for arguments of other kinds.
-    """
-    return check_settings(options, image_policy, policy).batch(requests)
-
-
 def record_of(request: Any, where: str = "request") -> Slot[GenerationRequest]:
     """The record of a request in any form, or why it is none; `where` names it."""
     if isinstance(request, Result):

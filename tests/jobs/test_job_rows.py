@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import pipegen as pg
-from pipegen.drivers.arguments import Admission, prepare_batch
+from pipegen.drivers.arguments import Admission
 from pipegen.io.jsonl import Written
 from pipegen.jobs.job_export import start_export
 from pipegen.jobs.job_rows import kept_slot, retry_of, rows_of
@@ -105,7 +105,7 @@ def test_a_row_of_a_job_can_be_handed_to_who_admits_it_again(tmp_path: Path) -> 
     )
     run.close()
     assert [row.unmerged.unwrap() for row in rows] == own
-    assert list(prepare_batch([row.unmerged for row in rows], options)) == [
+    assert list(Admission(options).batch([row.unmerged for row in rows])) == [
         row.request for row in rows
     ]
 
