@@ -119,6 +119,7 @@ def changed(answers: list[Any], changes: list[tuple[int, str, Any]]) -> list[Any
 
 
 def route_for(engine: str, way: str) -> pg.Route:
+    from pipegen.backends.servers.sending import Sender
     from pipegen.backends.servers.server import ServerEngine
     from pipegen.backends.servers.sglang_dialect import SGLANG
     from pipegen.backends.servers.vllm_dialect import VLLM
@@ -131,15 +132,9 @@ def route_for(engine: str, way: str) -> pg.Route:
         )
         return route
     access = access_to("http://localhost:9", default="", variable="NO_SUCH_KEY")
-    return pg.route(
-        ServerEngine(
-            {"vllm": VLLM, "sglang": SGLANG}[engine],
-            ToyModel(),
-            access,
-            ServerSettings(retries=0),
-            "toy",
-        )
-    )
+    wire = {"vllm": VLLM, "sglang": SGLANG}[engine]
+    sender = Sender(wire, access, ServerSettings(retries=0), "toy")
+    return pg.route(ServerEngine(sender, ToyModel()))
 
 
 @pytest.fixture

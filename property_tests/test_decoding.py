@@ -270,7 +270,8 @@ def test_a_whole_answer_of_a_server_ends_as_one_that_is_followed(
     row: Generation, finish: str | None, at_its_length: bool
 ) -> None:
     pytest.importorskip("aiohttp")
-    from pipegen.backends.servers.server import ServerEngine
+    from pipegen.backends.servers.sending import Sender
+    from pipegen.backends.servers.server import ServerEngine, ServerRow
     from pipegen.backends.servers.vllm_dialect import VLLM
     from pipegen.backends.servers.wire import Completion
 
@@ -280,19 +281,19 @@ def test_a_whole_answer_of_a_server_ends_as_one_that_is_followed(
         row.tokenizer.vocab_size,
         row.eos_token_ids,
     )
-    engine = ServerEngine(
+    sender = Sender(
         VLLM,
-        model,
         access_to("http://localhost:1", default="", variable="NO_SUCH_KEY"),
         ServerSettings(),
         "toy",
     )
+    engine = ServerEngine(sender, model)
     asked, ids = (
         row.raw().encoded,
         row.token_ids[: row.options.max_new_tokens if at_its_length else None],
     )
     completion = Completion(token_ids=ids, finish=finish)
-    followed = engine._row(asked)
+    followed = ServerRow(engine, asked)
     followed.take_piece(completion)
 
     def ended(raw: Raw) -> tuple[object, ...]:

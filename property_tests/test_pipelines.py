@@ -14,7 +14,7 @@ from support.ways import differing_ways
 
 import pipegen as pg
 from pipegen.core.interpreter import Row, advance
-from pipegen.drivers.arguments import prepare_batch
+from pipegen.drivers.arguments import Admission
 from pipegen.records.results import Encoded
 from pipegen.testing.fake import FakeEngine, Script
 
@@ -144,7 +144,7 @@ def test_rows_are_data_that_go_on_anywhere_and_in_any_order(
     pipe: Any, requests: list[Any], random: Any
 ) -> None:
     """Each row is pickled at each of its calls, and answered alone, whichever comes first."""
-    batch = prepare_batch(requests)
+    batch = Admission().batch(requests)
     done = advance(pipe, [Row(number, slot) for number, slot in enumerate(batch)])
     assert advance(pipe, [Row(number, slot) for number, slot in enumerate(batch)]) == done
     calls, waiting, ended = [*done.calls], [*done.waiting], {row.key: row for row in done.ended}

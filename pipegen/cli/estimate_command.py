@@ -26,7 +26,6 @@ from pipegen.cli.usage import open_route, refuse
 from pipegen.core.errors import PromptTooLong
 from pipegen.core.pipe import Pipe, identity
 from pipegen.core.slots import Batch, Slot, is_ok
-from pipegen.drivers.arguments import prepare_batch
 from pipegen.drivers.route import Route
 from pipegen.io.forms import TableError
 from pipegen.jobs.row_keys import Counts
@@ -205,9 +204,7 @@ def run_estimate(
                         " take --backend hf, or a token server, with the same model",
                         "--backend",
                     )
-                requests = prepare_batch(
-                    [item.slot for item in batch], asked.options, asked.images, asked.policy
-                )
+                requests = asked.admission.batch([item.slot for item in batch])
                 first = [
                     slot.map(
                         lambda first_request: (

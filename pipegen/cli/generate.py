@@ -200,11 +200,6 @@ def _generate(files: Files, meter: Meter, ending: _Ending) -> int:
                 return source.unread()
             return open_source(files.source, *where).items
 
-        settings: dict[str, Any] = {
-            "in_flight": files.in_flight,
-            "image_policy": request_settings.images,
-            "policy": request_settings.policy,
-        }
         slots: Iterable[tuple[Origin, Answered, bool]]
         foreign = _sidecars_there(files, reopened)
         if foreign and (files.job is None or not (files.job / SETTINGS).is_file()):
@@ -212,12 +207,16 @@ def _generate(files: Files, meter: Meter, ending: _Ending) -> int:
         try:
             if files.job is None:
                 stream = _open_out(files, stack)
-                slots = (
-                    (origin, slot, False)
-                    for origin, slot in imap_keyed(
-                        route, source.items, request_settings.options, **settings, isolate_bugs=True
-                    )
+                answered = imap_keyed(
+                    route,
+                    source.items,
+                    request_settings.options,
+                    in_flight=files.in_flight,
+                    image_policy=request_settings.images,
+                    policy=request_settings.policy,
+                    isolate_bugs=True,
                 )
+                slots = ((origin, slot, False) for origin, slot in answered)
             else:
                 # which is refused then
                 if files.part is None and not (files.restart or files.overwrite):
@@ -228,9 +227,10 @@ def _generate(files: Files, meter: Meter, ending: _Ending) -> int:
                     signals = (meter, show_progress, ending.stops)
                     rows = ray_slots(files, files.on_ray, route, reopened, *signals, *known)
                 else:
-                    settings |= {"as_written": True, "part": files.part, "needs_folder": False}
+                    settings: dict[str, Any] = {"as_written": True, "part": files.part}
+                    settings |= {"needs_folder": False}
                     settings |= {"again": source.unread, "reading": source.reading}
-                    settings |= {"stamp": source.stamp}
+                    settings |= {"stamp": source.stamp, "in_flight": files.in_flight}
                     items = source.items if source.unread is None else source.unread()
                     rows = _job_slots(route, items, files, settings, ending, tally, foreign)
                 slots = stack.enter_context(contextlib.closing(rows))
@@ -356,7 +356,7 @@ def _job_slots(
         settings["refuse"] = lambda origin: sidecar_exists(origin.sidecar)
     with (
         contextlib.ExitStack() as after,
-        start_job(route, items, files.job or Path(), files.asked.options, **settings) as running,
+        start_job(route, items, files.job or Path(), files.asked.admission, **settings) as running,
         contextlib.ExitStack() as stack,
     ):
         after.callback(lambda: tally.count_all(running.rest()))
@@ -398,8 +398,8 @@ def _begun(job: Job[Any], files: Files, there: Sequence[tuple[Origin, Any]] = ()
         is bad usage, before anything is asked.
     """
     if there and not (files.restart or files.overwrite):
-        how = (files.asked.options, files.asked.images, files.asked.policy)
-        rows = rows_of(there, job.journal, Keys(job.settings), *how, again=lambda error: True)
+        keys, admission = Keys(job.settings), files.asked.admission
+        rows = rows_of(there, job.journal, keys, admission, again=lambda error: True)
         _refuse_sidecars([row.name for row in rows if row.kept is None])
     load, question, _, images, policy, columns, _ = files.asked
     source, kept_columns = (

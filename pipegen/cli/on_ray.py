@@ -149,20 +149,10 @@ def ray_slots(
     )
 
     context = context_of(run.settings, request_settings.policy, reading)
-    row_settings: dict[str, Any] = {
-        "options": request_settings.options,
-        "policy": request_settings.policy,
-    }
 
     def rows(finished: Finished, key_map: KeyMap, retry: Again) -> Iterator[Row[Origin]]:
-        all_settings: dict[str, Any] = {
-            **row_settings,
-            "image_policy": request_settings.images,
-            "as_written": True,
-        }
-        return rows_of(
-            opened(), finished, Keys(run.settings), again=retry, known=key_map, **all_settings
-        )
+        how: dict[str, Any] = {"again": retry, "known": key_map, "as_written": True}
+        return rows_of(opened(), finished, Keys(run.settings), request_settings.admission, **how)
 
     def refused(row: Row[Origin]) -> Row[Origin]:
         why = None if files.overwrite else sidecar_exists(row.name.sidecar)
@@ -175,10 +165,9 @@ def ray_slots(
         with KeyMap(folder, context, stamp=stamp) as job_map:
             ahead: Iterator[Row[Origin]] = iter(())
             if run.before:
-                keys, map_ahead = Keys(run.settings), job_map.ahead()
-                ahead = missing_rows(
-                    opened, journal, keys, again=retry_rule, known=map_ahead, **row_settings
-                )
+                keys, admission = Keys(run.settings), request_settings.admission
+                how: dict[str, Any] = {"again": retry_rule, "known": job_map.ahead()}
+                ahead = missing_rows(opened, journal, keys, admission, **how)
             all_rows = rows(journal, job_map, retry_rule)
             _answer(files, on, ahead, all_rows, refused, meter, moved, stops)
         with Finished(folder) as finished, KeyMap(folder, context, writes=False) as job_map:
@@ -259,17 +248,12 @@ def _answer(
     except MissingExtra as missing:
         refuse(f"{missing}; or give --shard I/N to each of N commands, which needs no Ray", on.flag)
     on_cpu = str(getattr(request_settings.load.backend.settings, "device", None)) == "cpu"
-    actor_settings = {
-        "retry": files.retry,
-        "in_flight": files.in_flight,
-        "image_policy": request_settings.images,
-        "policy": request_settings.policy,
-    }
+    actor_settings = {"retry": files.retry, "in_flight": files.in_flight}
     folder = (files.job or Path()).absolute()
     with contextlib.ExitStack() as stack:
         stack.callback(ends)
         replicas, gpus = _size(on, here=runs_here(request_settings.load) and not on_cpu)
-        given = (on.make, request_settings.options, folder, actor_settings, Tally, _meter_there)
+        given = (on.make, request_settings.admission, folder, actor_settings, Tally, _meter_there)
         actors = Actors(*given, replicas=replicas, gpus=gpus, tell=say)
         stack.callback(lambda: shown(Counts(actors.partial), {}))
         stack.callback(actors.close)

@@ -32,6 +32,7 @@ from pipegen.cli.inputs import (
 from pipegen.cli.plugins import plugins_of
 from pipegen.cli.run_flags import AskedFlags, InputFlags
 from pipegen.cli.usage import Load, images_of, policy_of, reading, refuse, run_options
+from pipegen.drivers.arguments import Admission
 from pipegen.io.forms import TableError, form_of, open_bytes, refuse_address
 from pipegen.io.jsonl import lines_of
 from pipegen.io.tables import TARGETS, USER, Columns, Table, is_table, read_table
@@ -78,6 +79,10 @@ class Asked(NamedTuple):
     """The columns that fields of requests are read from, where their names differ."""
     plugins: tuple[Plugin, ...] = ()
     """Attached to the engine, in this order."""
+
+    @property
+    def admission(self) -> Admission:
+        return Admission(self.options, self.images, self.policy)
 
 
 F = TypeVar("F", bound=AskedFlags)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import AsyncIterable, Callable, Iterable, Mapping, Sequence
-from typing import Any, ParamSpec, TypeAlias, TypeVar
+from typing import Any, NamedTuple, ParamSpec, TypeAlias, TypeVar
 
 from returns.result import Failure, Result, Success
 
@@ -63,40 +63,6 @@ def with_option_words(function: Callable[P, T]) -> Callable[P, T]:
         return function(*args, **kwargs)
 
     return called
-
-
-def check_run(
-    route: object, options: object, image_policy: object, policy: object = None
-) -> GenerationOptions | None:
-    """The options of a run as a record. Raises `TypeError` unless these are what a driver takes
-    besides the requests, and `InvalidField` for a bad option.
-    """
-    if not isinstance(route, Pipe):
-        raise TypeError(
-            f"a route or another pipe is run, not {type(route).__name__}: pg.route(engine) makes a"
-            " route of an engine"
-        )
-    return check_settings(options, image_policy, policy)
-
-
-def check_settings(options: Any, image_policy: Any, policy: Any = None) -> GenerationOptions | None:
-    """The options of a run as a record; plain data of the same shape becomes one.
-
-    Raises `TypeError` unless these are options, a policy of images and a policy of requests, or
-    None, and `InvalidField` for a bad option.
-    """
-    for value, kinds, expected in (
-        (
-            options,
-            (GenerationOptions, Mapping),
-            "options are GenerationOptions or a mapping of them",
-        ),
-        (image_policy, ImagePolicy, "image_policy is an ImagePolicy"),
-        (policy, RequestPolicy, "policy is a RequestPolicy"),
-    ):
-        if value is not None and not isinstance(value, kinds):
-            raise TypeError(f"{expected}, not {type(value).__name__}")
-    return options_from(options) if isinstance(options, Mapping) else options
 
 
 def require_iterable(requests: object, *, asynchronous: bool = False) -> None:
@@ -180,60 +146,61 @@ def slot_of_request(slot: Result[object, object]) -> Result[Any, Any]:
     return Failure(InvalidRequest(words))
 
 
-def prepare_batch(
-    requests: Iterable[Request],
-    options: Options | None = None,
-    image_policy: ImagePolicy | None = None,
-    policy: RequestPolicy | None = None,
-) -> Batch[GenerationRequest]:
-    """Make the batch that a route starts from: records made of plain data, the run's options merged
-    in, what they ask for allowed, images read.
+class Admission(NamedTuple):
+    """What a run makes of its requests before the first stage."""
 
-    A request's own options win over those of the run. Raises `TypeError` for arguments of other
-    kinds.
-    """
-    return _with_images(_admitted_batch(requests, options, image_policy, policy), image_policy)
+    options: GenerationOptions | None = None
+    """Those of the run; a request's own win over them."""
+    images: ImagePolicy = ImagePolicy()
+    policy: RequestPolicy = RequestPolicy()
 
+    def admitted(self, request: Request) -> Slot[GenerationRequest]:
+        """The record of a request, with the run's options merged in and what it asks for allowed;
+        or why it is none. Reads no image.
+        """
 
-async def prepare_batch_beside(
-    requests: Sequence[Request],
-    options: Options | None = None,
-    image_policy: ImagePolicy | None = None,
-    policy: RequestPolicy | None = None,
-) -> Batch[GenerationRequest]:
-    """As `prepare_batch`, beside the running event loop. Few requests are checked at once, which
-    takes less than a thread; many are checked in one, and images are read in one.
-    """
-    import asyncio  # half of what `import pipegen` would cost
+        def admit(record: GenerationRequest) -> Slot[GenerationRequest]:
+            merged = merged_into(record, self.options)
+            return merged.bind(lambda request: allowed(request, self.policy, record.options))
 
-    if len(requests) > FEW:
-        return await asyncio.to_thread(prepare_batch, requests, options, image_policy, policy)
-    batch = _admitted_batch(requests, options, image_policy, policy)
-    if not _sourced(batch):
+        return guard_result(
+            lambda: record_of(request).bind(admit), lambda raised: unreadable("request", raised)
+        )
+
+    def loaded(self, asked: Slot[GenerationRequest]) -> Slot[GenerationRequest]:
+        """The request with its images read."""
+        return guard_result(
+            lambda: asked.bind(lambda request: load_sources(request, self.images)),
+            lambda raised: unreadable("request: its images", raised),
+        )
+
+    def batch(self, requests: Iterable[Request]) -> Batch[GenerationRequest]:
+        """The batch that a route starts from, admitted, with its images read."""
+        require_iterable(requests)
+        return self._with_images([*map(self.admitted, requests)])
+
+    async def batch_beside(self, requests: Iterable[Request]) -> Batch[GenerationRequest]:
+        """As `batch`, beside the running event loop. Few requests are admitted at once, which takes
+        less than a thread; many are admitted in one, and images are read in one.
+        """
+        import asyncio  # half of what `import pipegen` would cost
+
+        require_iterable(requests)
+        requests = tuple(requests)
+        if len(requests) > FEW:
+            return await asyncio.to_thread(self.batch, requests)
+        batch = [*map(self.admitted, requests)]
+        if not _sourced(batch):
+            return tuple(batch)
+        return await asyncio.to_thread(self._with_images, batch)
+
+    def _with_images(self, batch: list[Slot[GenerationRequest]]) -> Batch[GenerationRequest]:
+        sourced = _sourced(batch)
+        for place, slot in zip(
+            sourced, parallel(lambda place: self.loaded(batch[place]), sourced), strict=True
+        ):
+            batch[place] = slot
         return tuple(batch)
-    return await asyncio.to_thread(_with_images, batch, image_policy)
-
-
-def _admitted_batch(
-    requests: Iterable[Request],
-    options: Options | None,
-    image_policy: ImagePolicy | None,
-    policy: RequestPolicy | None,
-) -> list[Slot[GenerationRequest]]:
-    require_iterable(requests)
-    run_options, allows = check_settings(options, image_policy, policy), policy or RequestPolicy()
-    return [admitted(request, run_options, allows) for request in requests]
-
-
-def _with_images(
-    batch: list[Slot[GenerationRequest]], policy: ImagePolicy | None
-) -> Batch[GenerationRequest]:
-    reads, sourced = policy or ImagePolicy(), _sourced(batch)
-    for place, slot in zip(
-        sourced, parallel(lambda place: loaded(batch[place], reads), sourced), strict=True
-    ):
-        batch[place] = slot
-    return tuple(batch)
 
 
 def _sourced(batch: Sequence[Slot[GenerationRequest]]) -> list[int]:
@@ -241,27 +208,41 @@ def _sourced(batch: Sequence[Slot[GenerationRequest]]) -> list[int]:
     return [place for place, slot in enumerate(batch) if is_ok(slot) and slot.unwrap().sources]
 
 
-def admitted(
-    request: Request, options: GenerationOptions | None, policy: RequestPolicy
-) -> Slot[GenerationRequest]:
-    """The record of a request, with the run's options merged in and what it asks for allowed; or
-    why it is none. Reads no image.
+def check_run(
+    route: object, options: object, image_policy: object, policy: object = None
+) -> Admission:
+    """What a run makes of its requests. Raises `TypeError` unless these are what a driver takes
+    besides the requests, and `InvalidField` for a bad option.
     """
-
-    def admit(record: GenerationRequest) -> Slot[GenerationRequest]:
-        merged = merged_into(record, options)
-        return merged.bind(lambda request: allowed(request, policy, record.options))
-
-    return guard_result(
-        lambda: record_of(request).bind(admit), lambda raised: unreadable("request", raised)
-    )
+    if not isinstance(route, Pipe):
+        raise TypeError(
+            f"a route or another pipe is run, not {type(route).__name__}: pg.route(engine) makes a"
+            " route of an engine"
+        )
+    return check_settings(options, image_policy, policy)
 
 
-def loaded(asked: Slot[GenerationRequest], policy: ImagePolicy) -> Slot[GenerationRequest]:
-    """The request with its images read."""
-    return guard_result(
-        lambda: asked.bind(lambda request: load_sources(request, policy)),
-        lambda raised: unreadable("request: its images", raised),
+def check_settings(options: Any, image_policy: Any = None, policy: Any = None) -> Admission:
+    """What a run makes of its requests; options that are plain data become a record.
+
+    Raises `TypeError` unless these are options, a policy of images and a policy of requests, or
+    None, and `InvalidField` for a bad option.
+    """
+    for value, kinds, expected in (
+        (
+            options,
+            (GenerationOptions, Mapping),
+            "options are GenerationOptions or a mapping of them",
+        ),
+        (image_policy, ImagePolicy, "image_policy is an ImagePolicy"),
+        (policy, RequestPolicy, "policy is a RequestPolicy"),
+    ):
+        if value is not None and not isinstance(value, kinds):
+            raise TypeError(f"{expected}, not {type(value).__name__}")
+    return Admission(
+        options_from(options) if isinstance(options, Mapping) else options,
+        image_policy or ImagePolicy(),
+        policy or RequestPolicy(),
     )
 
 

@@ -10,14 +10,7 @@ from typing import Any, TypeVar
 
 from pipegen.core.pipe import Pipe
 from pipegen.core.slots import Batch, Slot
-from pipegen.drivers.arguments import (
-    Options,
-    check_run,
-    prepare_batch,
-    prepare_batch_beside,
-    require_iterable,
-    with_option_words,
-)
+from pipegen.drivers.arguments import Options, check_run, with_option_words
 from pipegen.drivers.drive import Drive
 from pipegen.drivers.drive_parts import WholeBatch
 from pipegen.drivers.light_work import is_light
@@ -55,8 +48,7 @@ def run(
     >>> run(pure("prompt", lambda request: request.prompt), [{"prompt": "Hi"}])
     (<Success: Hi>,)
     """
-    run_options = check_run(route, options, image_policy, policy)
-    batch = prepare_batch(requests, run_options, image_policy, policy)
+    batch = check_run(route, options, image_policy, policy).batch(requests)
     runner, slots = Drive(route, WholeBatch(enumerate(batch))), list[Slot[B]]()
     try:
         while not runner.exhausted:
@@ -79,9 +71,7 @@ async def arun(
     policy: RequestPolicy | None = None,
 ) -> Batch[B]:
     """As `run`, for asynchronous code; the same slots."""
-    run_options = check_run(route, options, image_policy, policy)
-    require_iterable(requests)
-    batch = await prepare_batch_beside(tuple(requests), run_options, image_policy, policy)
+    batch = await check_run(route, options, image_policy, policy).batch_beside(requests)
     try:
         return await adrive(route, batch)
     except Exception as raised:

@@ -48,7 +48,6 @@ from pipegen.core.parallel import WORKERS
 from pipegen.core.pipe import Pipe
 from pipegen.core.slots import Batch, Slot, is_ok
 from pipegen.core.steps import EngineRequest
-from pipegen.drivers.arguments import loaded
 from pipegen.drivers.drive_parts import (
     Alarm,
     Drain,
@@ -70,7 +69,6 @@ from pipegen.engines.extras import MissingExtra
 from pipegen.engines.model import begin_run, end_run
 from pipegen.engines.protocol import Event, RowDone
 from pipegen.engines.session import ALL
-from pipegen.records.requests import ImagePolicy
 
 if TYPE_CHECKING:
     import asyncio
@@ -101,7 +99,6 @@ class Drive(Generic[K]):
         pipe: Pipe[Any, Any],
         requests: Input[K],
         *,
-        image_policy: ImagePolicy | None = None,
         in_flight: int | None = None,
         ordered: bool = True,
         isolate_bugs: bool = False,
@@ -113,7 +110,7 @@ class Drive(Generic[K]):
     ) -> None:
         self._pipe, self._input, self._is_batch = pipe, requests, requests.is_batch
         self._isolates, self._finished, self._kept = isolate_bugs, finished, kept
-        self._watcher, self._image_policy = watcher, image_policy or ImagePolicy()
+        self._watcher = watcher
         self._output_order: OutputOrder[K] = OutputOrder(ordered=ordered)
         self._requests: dict[int, Request[K]] = {}
         """The requests in flight, by their numbers: the keys of their rows."""
@@ -295,7 +292,7 @@ class Drive(Generic[K]):
 
     def _read(self, request: Request[K]) -> Prepared:
         """Read the images of a request, and advance it."""
-        return self._advanced([Row(request.number, loaded(request.given, self._image_policy))])
+        return self._advanced([Row(request.number, self._input.admission.loaded(request.given))])
 
     def _wants_one(self, input_is_slow: bool) -> bool:
         """Whether to take a request: of a slow input no more than the engines work on at a time."""

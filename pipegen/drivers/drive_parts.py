@@ -23,13 +23,12 @@ from pipegen.core.interpreter import Advanced, Row
 from pipegen.core.parallel import WORKERS
 from pipegen.core.slots import Slot, is_ok
 from pipegen.core.steps import EngineRequest
-from pipegen.drivers.arguments import admitted
+from pipegen.drivers.arguments import Admission
 from pipegen.drivers.scopes import Scoped, Scopes
 from pipegen.drivers.telemetry import Seen
 from pipegen.engines.protocol import Event
 from pipegen.engines.session import open_session
-from pipegen.records.options import GenerationOptions
-from pipegen.records.requests import GenerationRequest, RequestPolicy
+from pipegen.records.requests import GenerationRequest
 from pipegen.records.results import Encoded, ResolvedRequest
 
 if TYPE_CHECKING:
@@ -156,6 +155,8 @@ class Input(ABC, Generic[K]):
     preparing: dict[Future[Prepared], Request[K]] = field(default_factory=dict, init=False)
     """The requests that other threads prepare."""
     _pool: ThreadPoolExecutor | None = field(default=None, init=False)
+    admission = Admission()
+    """What is made of requests before the first stage."""
     is_batch: ClassVar[bool]
     """Whether all is there from the start."""
     together: ClassVar[int]
@@ -197,8 +198,7 @@ class ReadInput(Input[K]):
     """
 
     take: Callable[[], tuple[K, Any] | NoRequest]
-    options: GenerationOptions | None = None
-    policy: RequestPolicy = field(default_factory=RequestPolicy)
+    admission: Admission = field(default_factory=Admission)
     admits: bool = True
     clock: Callable[[], float] = time.monotonic
     is_batch, together = False, 64
@@ -218,7 +218,7 @@ class ReadInput(Input[K]):
                 self.is_open = self.nothing_now
                 return
             key, given = item
-            yield key, admitted(given, self.options, self.policy) if self.admits else given
+            yield key, self.admission.admitted(given) if self.admits else given
 
 
 @dataclass

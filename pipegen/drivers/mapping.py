@@ -17,6 +17,7 @@ from pipegen.core.foreign_calls import attempt
 from pipegen.core.pipe import Pipe
 from pipegen.core.slots import Slot, is_ok
 from pipegen.drivers.arguments import (
+    Admission,
     Options,
     check_run,
     pair,
@@ -108,11 +109,9 @@ def imap_keyed(
     yield from flow_of(
         route,
         _taken_from(iter(requests)),
-        options,
+        check_run(route, options, image_policy, policy),
         in_flight=in_flight,
         ordered=ordered,
-        image_policy=image_policy,
-        policy=policy,
         isolate_bugs=isolate_bugs,
     ).slots()
 
@@ -120,23 +119,17 @@ def imap_keyed(
 def flow_of(
     route: Pipe[GenerationRequest, Any],
     take: Callable[[], tuple[K, Any] | NoRequest],
-    options: Options | None,
+    admission: Admission,
     *,
     in_flight: int | None,
-    image_policy: ImagePolicy | None,
-    policy: RequestPolicy | None,
     admits: bool = True,
     **settings: Any,
 ) -> Drive[K]:
-    """The drive of these requests. Raises as `run` does for arguments of other kinds, and
-    `ValueError` for a number that makes no sense.
-    """
-    run_options = check_run(route, options, image_policy, policy)
+    """The drive of these requests. Raises `ValueError` for a number that makes no sense."""
     in_flight = plain_number(in_flight)
     if in_flight is not None and (type(in_flight) is not int or in_flight < 1):
         raise ValueError(f"in_flight takes a whole number of at least 1, not {in_flight!r}")
-    requests = ReadInput(take, run_options, policy or RequestPolicy(), admits)
-    return Drive(route, requests, image_policy=image_policy, in_flight=in_flight, **settings)
+    return Drive(route, ReadInput(take, admission, admits), in_flight=in_flight, **settings)
 
 
 def _taken_from(requests: Iterator[tuple[K, Any]]) -> Callable[[], tuple[K, Any] | NoRequest]:
@@ -214,11 +207,9 @@ async def aimap_keyed(
     flow = flow_of(
         route,
         take,
-        options,
+        check_run(route, options, image_policy, policy),
         in_flight=in_flight,
         ordered=ordered,
-        image_policy=image_policy,
-        policy=policy,
         isolate_bugs=isolate_bugs,
     )
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 from typing import Any
 
 from pipegen.core.error_notes import named
-from pipegen.core.slots import Batch, Slot, is_ok
+from pipegen.core.slots import Batch, Slot
 from pipegen.records.frozen import printed
 from pipegen.records.messages import TextPart
 from pipegen.records.requests import GenerationRequest
@@ -37,7 +37,7 @@ def request_words(slot: Slot[Any], index: int | None = None) -> str:
     ... )
     ("request 'T-1'", "request 3 ('Hi')")
     """
-    request = slot.unwrap() if is_ok(slot) else None
+    request = slot.value_or(None)
     if not isinstance(request, GenerationRequest):
         return "the request" if index is None else f"request {index}"
     if request.id is not None:

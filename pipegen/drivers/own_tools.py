@@ -31,13 +31,11 @@ def methods_of(given: Any) -> list[Callable[..., Any]]:
         name
         for kind in reversed(type(given).__mro__[:-1])  # without `object`
         for name, member in vars(kind).items()
-        if not name.startswith("_") and name != "close" and _is_method(member)
+        if not name.startswith("_")
+        and name != "close"
+        and (inspect.isfunction(member) or isinstance(member, (staticmethod, classmethod)))
     ]
     return [getattr(given, name) for name in dict.fromkeys(names)]
-
-
-def _is_method(member: Any) -> bool:
-    return inspect.isfunction(member) or isinstance(member, (staticmethod, classmethod))
 
 
 def says(function: Any, name: str, *, default: bool) -> bool:

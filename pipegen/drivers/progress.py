@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, TypeVar
 from pipegen.core.backend import Backend, Session
 from pipegen.core.error_notes import StageNote, blamed
 from pipegen.core.pipe import EngineMap, Pipe, pipe_of
-from pipegen.core.slots import Slot, is_ok
+from pipegen.core.slots import Slot
 from pipegen.core.steps import Branch, Call, EngineRequest, Step, Steps
 from pipegen.drivers.drive_parts import IN_FLIGHT
 from pipegen.engines.protocol import Event, RowDone, TokensMade, answers_depend_on
@@ -182,4 +182,4 @@ class _WatchedSession:
 
 
 def _tokens(slot: Slot[Any]) -> int:
-    return len(getattr(slot.unwrap(), "token_ids", ())) if is_ok(slot) else 0
+    return len(getattr(slot.value_or(None), "token_ids", ()))

@@ -17,7 +17,7 @@ from returns.result import Failure, Success
 from pipegen.core.errors import CallFailed, UnsupportedOption, UnsupportedPlugin
 from pipegen.core.pipe import EngineMap, Pipe, identity, row_stage
 from pipegen.core.slots import Slot
-from pipegen.drivers.arguments import Options, check_settings, merged_into, prepare_batch
+from pipegen.drivers.arguments import Options, check_settings, merged_into
 from pipegen.engines.capabilities import missing
 from pipegen.engines.plugin import Plugin
 from pipegen.engines.protocol import Engine, require_members, takes_tokens
@@ -82,7 +82,7 @@ def with_options(pipe: P, options: Options) -> P:
     """The pipe with options for what its requests leave open; see `Route.with_options`. Without
     any, the pipe itself.
     """
-    checked_options = check_settings(options, None)
+    checked_options = check_settings(options).options
     if not _shown(checked_options):
         return pipe
 
@@ -181,7 +181,7 @@ def count_tokens(
         return Failure(refusal)
     start: Pipe[GenerationRequest, Any] = identity()
     prepare = start.with_parts(part for part in of.parts[: calls[0]] if part.name != "fit")
-    batch = prepare_batch([request], options, image_policy, policy)
+    batch = check_settings(options, image_policy, policy).batch([request])
     expanded = tuple(slot.map(lambda request: expand(request)[0]) for slot in batch)
 
     def length(prepared: Any) -> Slot[int]:

@@ -17,14 +17,7 @@ from pipegen.core.errors import ContractError
 from pipegen.core.interpreter import Place, Row, shown_text
 from pipegen.core.pipe import Pipe
 from pipegen.core.slots import Batch, Slot, is_ok
-from pipegen.drivers.arguments import (
-    Options,
-    check_run,
-    prepare_batch,
-    prepare_batch_beside,
-    require_iterable,
-    with_option_words,
-)
+from pipegen.drivers.arguments import Options, check_run, with_option_words
 from pipegen.drivers.drive import Drive
 from pipegen.drivers.drive_parts import OpenSession, WholeBatch
 from pipegen.drivers.naming import name_bug
@@ -176,8 +169,7 @@ def stream(
     all requests of the batch once the engine has finished the last of them. To have each as soon as
     it ends, stream them one by one.
     """
-    run_options = check_run(route, options, image_policy, policy)
-    batch = prepare_batch(requests, run_options, image_policy, policy)
+    batch = check_run(route, options, image_policy, policy).batch(requests)
     deltas = _Deltas(route, batch)
     try:
         with contextlib.closing(deltas.drive) as drive:
@@ -199,9 +191,7 @@ async def astream(
     policy: RequestPolicy | None = None,
 ) -> AsyncIterator[Delta | Done]:
     """As `stream`, for asynchronous code; the same deltas and slots."""
-    run_options = check_run(route, options, image_policy, policy)
-    require_iterable(requests)
-    batch = await prepare_batch_beside(tuple(requests), run_options, image_policy, policy)
+    batch = await check_run(route, options, image_policy, policy).batch_beside(requests)
     deltas = _Deltas(route, batch)
     try:
         async with contextlib.aclosing(deltas.drive.rounds()) as rounds:

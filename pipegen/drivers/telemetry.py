@@ -158,7 +158,7 @@ class Telemetry:
         usage: Mapping[str, int],
         first: float | None,
     ) -> None:
-        request = seen.given.unwrap() if is_ok(seen.given) else None
+        request = seen.given.value_or(None)
         values: dict[str, Any] = {**about, "pipegen.request.retries": seen.retries}
         options = request.options if request is not None else None
         if isinstance(result, GenerationResult):
@@ -333,7 +333,7 @@ def _about(engine: Any) -> dict[str, Any]:
 
 
 def _operation(given: Slot[GenerationRequest], engine: Any) -> str:
-    request = given.unwrap() if is_ok(given) else None
+    request = given.value_or(None)
     if isinstance(request, ScoringRequest):
         return "score"
     plain = request is not None and not request.messages and not is_text_engine(engine)

@@ -285,7 +285,7 @@ def _shown(value: Any) -> str:
 def _resolved(values: Settings) -> dict[str, Any]:
     """Every option with the value that it has where a request says nothing."""
     parsed = attempt(lambda: options_from(values))
-    options = parsed.unwrap() if is_ok(parsed) else GenerationOptions()
+    options = parsed.value_or(GenerationOptions())
     plain: dict[str, Any] = strict_json.plain(flat_values(resolve(options)))
     # a later version of pipegen wrote them, or they are damaged
     unread_values = {} if is_ok(parsed) else values

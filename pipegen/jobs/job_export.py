@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from returns.result import Failure
 
 from pipegen.core.slots import Slot, is_ok
-from pipegen.drivers.arguments import pairs
+from pipegen.drivers.arguments import check_settings, pairs
 from pipegen.jobs.job_rows import Requests, retry_of, rows_of
 from pipegen.jobs.journal import SETTINGS, Finished, JournalError, SettingsDamaged, read_settings
 from pipegen.jobs.key_map import KeyMap
@@ -66,7 +66,8 @@ def start_export(
         raise JournalError(
             f"{Path(folder) / SETTINGS} is damaged, or of a later version of pipegen: {refusal}"
         ) from refusal
-    key_map = KeyMap(Path(folder), context_of(settings, policy, reading))
+    admission = check_settings(options, image_policy, policy)
+    key_map = KeyMap(Path(folder), context_of(settings, admission.policy, reading))
     row_settings: dict[str, Any] = {
         "again": retry_of("none"),
         "known": key_map,
@@ -74,7 +75,7 @@ def start_export(
     }
     with Finished(folder) as finished, key_map:
         keys = Keys(settings)
-        for row in rows_of(requests, finished, keys, options, image_policy, policy, **row_settings):
+        for row in rows_of(requests, finished, keys, admission, **row_settings):
             if row.kept is not None:
                 yield row.name, row.kept()
             else:

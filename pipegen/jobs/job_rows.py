@@ -19,7 +19,7 @@ from pipegen.core import errors
 from pipegen.core.errors import BackendFailed, GenerationError, InternalError, StageFailed
 from pipegen.core.foreign_calls import attempt
 from pipegen.core.slots import Slot, is_ok
-from pipegen.drivers.arguments import admitted, pair, prepare_batch, record_of
+from pipegen.drivers.arguments import Admission, pair, record_of
 from pipegen.io.jsonl import from_plain, written_from
 from pipegen.jobs.conversations import ReadRequest, with_turn
 from pipegen.jobs.in_flight import killed
@@ -30,7 +30,7 @@ from pipegen.jobs.shards import in_part, numbers_of
 from pipegen.records.fields import InvalidField, nearest, unchecked_replace
 from pipegen.records.options import GenerationOptions
 from pipegen.records.parse_request import Request
-from pipegen.records.requests import GenerationRequest, ImagePolicy, RequestPolicy
+from pipegen.records.requests import GenerationRequest, ImagePolicy
 from pipegen.records.scores import Scored
 
 K = TypeVar("K")
@@ -113,9 +113,7 @@ def rows_of(
     requests: Requests[K],
     finished: Finished,
     keys: Keys,
-    options: GenerationOptions | None,
-    image_policy: ImagePolicy | None,
-    policy: RequestPolicy | None,
+    admission: Admission,
     *,
     again: Again,
     known: KeyMap | None = None,
@@ -133,13 +131,12 @@ def rows_of(
     def prepared(
         slots: Sequence[Slot[GenerationRequest]],
     ) -> Iterator[tuple[Slot[GenerationRequest], Slot[GenerationRequest]]]:
-        return zip(slots, prepare_batch(slots, options, image_policy, policy), strict=True)
+        return zip(slots, admission.batch(slots), strict=True)
 
     def note(digest: bytes | None, request: GenerationRequest, first: bytes) -> None:
         if known is not None and digest is not None and not request.sources:
-            known.keep(entry_of(digest, first, *numbers_of([Success(request)], images)))
+            known.keep(entry_of(digest, first, *numbers_of([Success(request)], admission.images)))
 
-    images = image_policy or ImagePolicy()
     source, count = map(pair, requests), 0
     for chunk in _chunks(source):
         count += len(chunk)
@@ -157,7 +154,9 @@ def rows_of(
             for (_, request), entry in zip(chunk, entries, strict=True)
         ]
         part_flags = (
-            [True] * len(chunk) if part is None else _in_part(part, entries, records, images)
+            [True] * len(chunk)
+            if part is None
+            else _in_part(part, entries, records, admission.images)
         )
         prepared_rows = prepared(
             [
@@ -173,9 +172,9 @@ def rows_of(
                 known.keep(entry)
             if not in_this_part:
                 if known is not None and known.writes and record is not None and digest is not None:
-                    admitted_slot = admitted(record, options, policy or RequestPolicy())
-                    if is_ok(admitted_slot):
-                        note(digest, admitted_slot.unwrap(), keys.first(admitted_slot.unwrap()))
+                    ready = admission.admitted(record)
+                    if is_ok(ready):
+                        note(digest, ready.unwrap(), keys.first(ready.unwrap()))
                 continue
             first = b"" if entry is None else key_in(entry)
             times = 0 if entry is None else keys.count(first)
@@ -206,8 +205,7 @@ def missing_rows(
     requests: Callable[[], Requests[K]],
     finished: Finished,
     keys: Keys,
-    options: GenerationOptions | None,
-    policy: RequestPolicy | None,
+    admission: Admission,
     *,
     again: Again,
     known: KeyMap,
@@ -223,7 +221,7 @@ def missing_rows(
     yielded_keys, looks = set[str](), _LOOKS
     for name, request in _unfinished(requests(), finished, known, part):
         request_slot = record_of(_read(request))
-        ready = admitted(request_slot, options, policy or RequestPolicy())
+        ready = admission.admitted(request_slot)
         if (
             is_ok(ready)
             and not ready.unwrap().sources

@@ -540,14 +540,15 @@ def read_settings(folder: Path) -> dict[str, Any] | None:
     except OSError as refusal:
         raise JournalError(f"{path} cannot be read: {refusal.strerror}") from refusal
     try:
-        values: dict[str, Any] = strict_json.load(data.decode())  # if it is a job's
+        values: dict[str, Any] | None = strict_json.load(data.decode())
     except (strict_json.NotStrict, UnicodeDecodeError) as refusal:
         raise SettingsDamaged(f"{path} is damaged, or no job's: {refusal}") from None
     if isinstance(values, dict) and (values.get("form"), values.get("keys")) != (FORM, RULE):
         raise JournalError(
             f"{path} is of another version of pipegen, or no job's; give another folder"
         )
-    if not _are_settings(values) or not _are_runs(values.get("runs", {})):
+    runs = values.get("runs", {}) if isinstance(values, dict) else None
+    if not isinstance(runs, dict) or not all(map(_are_settings, (values, *runs.values()))):
         raise SettingsDamaged(
             f"{path} is damaged, or no job's: it does not hold the settings of a run"
         )
@@ -566,10 +567,6 @@ def _are_settings(values: Any) -> bool:
             isinstance(text, str) for text in (*values["rewrites"], *values["adapters"].values())
         )
     )
-
-
-def _are_runs(runs: Any) -> bool:
-    return isinstance(runs, dict) and all(map(_are_settings, runs.values()))
 
 
 def write_settings(folder: Path, values: Mapping[str, Any]) -> None:

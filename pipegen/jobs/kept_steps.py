@@ -112,5 +112,5 @@ class Steps:
 
 def _line_of(slot: Slot[Any]) -> str:
     """The answer as a line of JSON; empty for one that failed, or whose form is not known."""
-    values = answer_to_plain(slot.unwrap()) if is_ok(slot) else None
+    values = slot.map(answer_to_plain).value_or(None)
     return "" if values is None else strict_json.dump(values)

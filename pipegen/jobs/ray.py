@@ -30,7 +30,7 @@ from pipegen.core.errors import CallFailed
 from pipegen.core.foreign_calls import attempt
 from pipegen.core.pipe import Pipe
 from pipegen.core.slots import Slot, is_ok
-from pipegen.drivers.arguments import Options, check_settings, prepare_batch
+from pipegen.drivers.arguments import Admission, Options, check_settings
 from pipegen.drivers.progress import Progress, watched
 from pipegen.engines.settings import ModelLoadConfig
 from pipegen.io.table_out import AnswerTable
@@ -98,27 +98,18 @@ class Generate:
         brief: bool = False,
     ) -> None:
         route = _route(load)
-        self._options = check_settings(options, image_policy, policy)
-        self._columns, self._images, self._policy, self._brief = (
-            Columns(columns or {}),
-            image_policy,
-            policy,
-            brief,
-        )
+        self._admission = check_settings(options, image_policy, policy)
+        self._columns, self._brief = Columns(columns or {}), brief
         self._model = model or (str(load.model) if isinstance(load, ModelLoadConfig) else "")
         folder = None if job is None else Path(job)
         run, owner = _names()
-        replica_settings: dict[str, Any] = {
-            "retry": retry,
-            "in_flight": in_flight,
-            "image_policy": image_policy,
-            "policy": policy,
-            "died": _died,
-        }
+        replica_settings: dict[str, Any] = {"retry": retry, "in_flight": in_flight, "died": _died}
         self._replica = Replica(
-            route, self._options, folder=folder, run=run, owner=owner, **replica_settings
+            route, self._admission, folder=folder, run=run, owner=owner, **replica_settings
         )
-        self._settings = None if folder is None else settings_of(route, self._options, version)
+        self._settings = (
+            None if folder is None else settings_of(route, self._admission.options, version)
+        )
         if folder is not None and self._settings is not None:
             self._settings, _ = note_run(folder, self._settings)
 
@@ -137,7 +128,7 @@ class Generate:
         ]
         keyed_requests = await asyncio.to_thread(self._keyed, requests)
         slots = await _slots(self._replica, keyed_requests)
-        root = None if self._images is None else self._images.root
+        root = self._admission.images.root
         answers = AnswerTable(
             table.schema, self._columns, root, model=self._model, brief=self._brief, numbered=False
         )
@@ -158,11 +149,7 @@ class Generate:
         if self._settings is None:
             return [(None, request) for request in requests]
         keyed: list[tuple[str | None, Slot[GenerationRequest]]] = []
-        for unmerged, ready in zip(
-            requests,
-            prepare_batch(requests, self._options, self._images, self._policy),
-            strict=True,
-        ):
+        for unmerged, ready in zip(requests, self._admission.batch(requests), strict=True):
             if not is_ok(ready):
                 keyed.append((None, ready))
                 continue
@@ -231,7 +218,7 @@ class Keeper(Generic[T]):
     def __init__(
         self,
         load: Make,
-        options: Options | None,
+        admission: Admission,
         folder: str,
         run: str,
         how: Mapping[str, Any],
@@ -246,7 +233,7 @@ class Keeper(Generic[T]):
             route = watched(_route(load), self._meter.see)
             owner = _names()[1]
             return Replica(
-                route, options, folder=Path(folder), run=run, owner=owner, died=_died, **how
+                route, admission, folder=Path(folder), run=run, owner=owner, died=_died, **how
             )
 
         # the calls raise: what a constructor raises comes as text with a traceback

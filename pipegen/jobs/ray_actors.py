@@ -32,13 +32,13 @@ from returns.result import Result, Success
 from pipegen.core.errors import CallFailed
 from pipegen.core.foreign_calls import attempt
 from pipegen.core.slots import is_ok
+from pipegen.drivers.arguments import Admission
 from pipegen.engines.extras import need
 from pipegen.jobs.job_rows import Row
 from pipegen.jobs.kept_turns import WAITING
 from pipegen.jobs.ray import Counts, Keeper, Make, Metered, T
 from pipegen.jobs.runner import GRACE
 from pipegen.jobs.shards import numbers_of
-from pipegen.records.options import GenerationOptions
 from pipegen.records.requests import GenerationRequest, ImagePolicy
 
 Block = list[tuple[str, GenerationRequest]]
@@ -237,7 +237,7 @@ class Actors(Generic[T]):
     def __init__(
         self,
         make: Make,
-        options: GenerationOptions | None,
+        admission: Admission,
         folder: Path,
         how: Mapping[str, Any],
         tally: Callable[[], T],
@@ -248,7 +248,7 @@ class Actors(Generic[T]):
         tell: Callable[[str], object],
     ) -> None:
         self._ray = ray = itself()
-        given = (make, options, str(folder), uuid.uuid4().hex, how, tally, meter)
+        given = (make, admission, str(folder), uuid.uuid4().hex, how, tally, meter)
         resources = {"num_gpus": gpus} if gpus else {"num_cpus": 1}
         kind = ray.remote(max_restarts=-1, max_task_retries=-1, max_concurrency=1000, **resources)(
             Keeper

@@ -26,7 +26,7 @@ from pipegen.core.errors import BackendFailed, CallFailed
 from pipegen.core.foreign_calls import attempt
 from pipegen.core.pipe import Pipe
 from pipegen.core.slots import Slot, is_ok
-from pipegen.drivers.arguments import Options
+from pipegen.drivers.arguments import Admission
 from pipegen.drivers.drive import Drive
 from pipegen.drivers.drive_parts import IN_FLIGHT, NoRequest
 from pipegen.drivers.mapping import flow_of
@@ -37,7 +37,7 @@ from pipegen.jobs.job_rows import Row, read_row, retry_of
 from pipegen.jobs.journal import Journal
 from pipegen.jobs.kept_steps import Steps, Turn
 from pipegen.jobs.runner import GRACE, require_job_folder
-from pipegen.records.requests import GenerationRequest, ImagePolicy, RequestPolicy
+from pipegen.records.requests import GenerationRequest
 
 FRUITLESS, UNTRIED = 20, 3
 """How many processes of one name may die in a row without a row that succeeded, after one that had
@@ -73,15 +73,13 @@ class Replica:
     def __init__(
         self,
         route: Pipe[GenerationRequest, Any],
-        options: Options | None = None,
+        admission: Admission,
         *,
         folder: Path | None = None,
         run: str = "",
         owner: str = "",
         retry: str = "retryable",
         in_flight: int | None = None,
-        image_policy: ImagePolicy | None = None,
-        policy: RequestPolicy | None = None,
         died: Callable[[CallFailed], object] = lambda failure: None,
     ) -> None:
         self._route, self._died, self._again = route, died, retry_of(retry)
@@ -92,7 +90,6 @@ class Replica:
             "isolate_bugs": True,
             "finished": self._finished,
         }
-        policies: dict[str, Any] = {"image_policy": image_policy, "policy": policy}
         self._journal = None if folder is None else Journal(folder)
         self._steps: Steps | None = None
         self._noted: InFlight | None = None
@@ -101,7 +98,7 @@ class Replica:
                 self._steps = drive_settings["kept"] = Steps(folder)
                 self._noted = InFlight(folder, run, owner, self._journal.has)
             self._flow: Drive[_Row] = flow_of(
-                route, self._take, options, in_flight=in_flight, **drive_settings, **policies
+                route, self._take, admission, in_flight=in_flight, **drive_settings
             )
         except BaseException:
             self._close_files()  # their locks would last as long as this process

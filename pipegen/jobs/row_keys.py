@@ -118,7 +118,7 @@ def _mark(data: bytes, digits: int) -> str:
     return blake2b(data, digest_size=8).hexdigest()[:digits]
 
 
-def context_of(settings: Settings, policy: RequestPolicy | None, reading: str = "") -> list[Any]:
+def context_of(settings: Settings, policy: RequestPolicy, reading: str = "") -> list[Any]:
     """What the keys of a run's requests depend on, besides the requests: the settings, what
     requests may ask for, and how they are read.
     """
@@ -128,7 +128,7 @@ def context_of(settings: Settings, policy: RequestPolicy | None, reading: str = 
             for name in (*_SHARED, "options", "turns", "rewrites", "keys", "adapters")
             if name in settings or name != "adapters"
         },
-        repr(policy or RequestPolicy()),
+        repr(policy),
         reading,
     ]
 

@@ -20,6 +20,7 @@ from pipegen.core.foreign_calls import report
 from pipegen.core.pipe import Pipe
 from pipegen.core.slots import Slot, is_ok
 from pipegen.drivers.arguments import (
+    Admission,
     Options,
     check_run,
     pairs,
@@ -242,10 +243,8 @@ def job(
         route,
         keyed(),
         folder,
-        options,
+        check_run(route, options, image_policy, policy),
         in_flight=in_flight,
-        image_policy=image_policy,
-        policy=policy,
         retry=retry,
         version=version,
         restart=restart,
@@ -282,10 +281,8 @@ def job_keyed(
         route,
         requests,
         folder,
-        options,
+        check_run(route, options, image_policy, policy),
         in_flight=in_flight,
-        image_policy=image_policy,
-        policy=policy,
         retry=retry,
         version=version,
         restart=restart,
@@ -304,11 +301,9 @@ def start_job(
     route: Pipe[GenerationRequest, Answer],
     requests: Requests[K],
     folder: str | os.PathLike[str],
-    options: Options | None = None,
+    admission: Admission,
     *,
     in_flight: int | None = None,
-    image_policy: ImagePolicy | None = None,
-    policy: RequestPolicy | None = None,
     retry: str = "retryable",
     version: str = "",
     restart: bool = False,
@@ -331,7 +326,6 @@ def start_job(
     part: the shard whose rows are the job's, and of how many.
     needs_folder: whether the job ends with `JournalError` where its folder is removed.
     """
-    run_options = check_run(route, options, image_policy, policy)
     pairs(requests)
     if not isinstance(folder, (str, os.PathLike)):
         raise TypeError(
@@ -341,11 +335,11 @@ def start_job(
     if type(grace) not in (int, float) or not 0 <= grace < math.inf:
         raise ValueError(f"grace takes seconds, 0 or more, not {grace!r:.80}")
     running: Job[tuple[K, Any]] = Job(
-        route, Path(folder), run_options, retry, version, restart=restart
+        route, Path(folder), admission.options, retry, version, restart=restart
     )
     journal, settings, retried = running.journal, running.settings, running._again
     try:
-        context = context_of(settings, policy, reading)
+        context = context_of(settings, admission.policy, reading)
         key_map = running._known = KeyMap(journal.folder, context, stamp=stamp)
     except BaseException:
         running.close()  # its lock would last as long as this process
@@ -354,9 +348,7 @@ def start_job(
         requests,
         journal,
         Keys(settings),
-        run_options,
-        image_policy,
-        policy,
+        admission,
         again=retried,
         known=key_map,
         as_written=as_written,
@@ -369,8 +361,7 @@ def start_job(
             again,
             journal,
             keys,
-            run_options,
-            policy,
+            admission,
             again=retried,
             known=key_map.ahead(),
             part=part,
@@ -387,10 +378,8 @@ def start_job(
     flow: Drive[Turn[K]] = flow_of(
         route,
         turns.take,
-        run_options,
+        admission,
         in_flight=in_flight,
-        image_policy=image_policy,
-        policy=policy,
         ordered=False,
         isolate_bugs=True,
         finished=keep,

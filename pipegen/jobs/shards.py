@@ -11,6 +11,7 @@ address.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from itertools import islice
 from typing import TypeVar
 
@@ -65,13 +66,13 @@ def shard_keyed(
 ) -> Iterator[tuple[K, Request]]:
     """As `shard`, for pairs of a key and a request, as `job_keyed` takes them."""
     pairs(requests)
-    check_settings(None, image_policy)
+    images = check_settings(None, image_policy).images
     if type(i) is not int or type(n) is not int or not 1 <= i <= n:
         raise ValueError(
             f"there is no shard {i!r:.40} of {n!r:.40}: shards are whole numbers from 1 to their"
             " number"
         )
-    return _kept(requests, i, n, image_policy or ImagePolicy())
+    return _kept(requests, i, n, images)
 
 
 def _kept(
@@ -94,7 +95,7 @@ def numbers_of(requests: Sequence[Slot[GenerationRequest]], images: ImagePolicy)
     requests = [slot.map(_opening) for slot in requests]
     sources = [source for slot in requests if is_ok(slot) for source in slot.unwrap().sources]
     samples = iter(parallel(lambda source: sample_of(source, images), sources) if sources else ())
-    return [_number(slot.unwrap(), samples) if is_ok(slot) else 0 for slot in requests]
+    return [slot.map(partial(_number, samples)).value_or(0) for slot in requests]
 
 
 def _opening(request: GenerationRequest) -> GenerationRequest:
@@ -111,7 +112,7 @@ def _opening(request: GenerationRequest) -> GenerationRequest:
     return unchecked_replace(request, turns=()) if request.turns else request
 
 
-def _number(request: GenerationRequest, samples: Iterator[bytes]) -> int:
+def _number(samples: Iterator[bytes], request: GenerationRequest) -> int:
     """The number of a request; the samples of its images are the next ones."""
     from hashlib import blake2b  # importing pipegen loads no hashlib
 

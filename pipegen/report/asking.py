@@ -22,7 +22,7 @@ from pipegen.core.errors import (
 )
 from pipegen.core.pipe import Pipe, pure
 from pipegen.core.slots import Slot, is_ok
-from pipegen.drivers.arguments import prepare_batch
+from pipegen.drivers.arguments import check_settings
 from pipegen.drivers.batch import run
 from pipegen.drivers.route import Route
 from pipegen.drivers.scoring import continued_by, scoring
@@ -186,7 +186,7 @@ def plain_requests(
     """The requests with ids, and without options that would change what is greedy."""
     return [
         _plain(slot, index)
-        for index, slot in enumerate(prepare_batch(requests, None, image_policy, None), 1)
+        for index, slot in enumerate(check_settings(None, image_policy).batch(requests), 1)
     ]
 
 

@@ -46,7 +46,7 @@ from pipegen.records.options import GenerationOptions, flat_values, in_effect, r
 from pipegen.records.results import Encoded, Prompt, Raw, ResolvedRequest, TokenLogprob
 from pipegen.records.scores import ScoreInput, TokenScores
 from pipegen.stages.fitting import check_changed
-from pipegen.stages.multi_call import Asking, answer_in_parts, replayed
+from pipegen.stages.multi_call import Asks, answer_in_parts, replayed
 
 A = TypeVar("A")
 B = TypeVar("B")
@@ -102,7 +102,7 @@ def _taken_by(backend: object) -> type:
     return Encoded if hasattr(type(backend), "prepare_image") else object
 
 
-def _asking(engine: AnyBackend, encoded: Encoded, sent: Encoded) -> Asking:
+def _asking(engine: AnyBackend, encoded: Encoded, sent: Encoded) -> Asks[Raw]:
     """What a row wants that takes more than one answer, or none: the scores of its prompt, which
     equal prompts share, and then its answer, perhaps after a thought.
     """
@@ -110,25 +110,20 @@ def _asking(engine: AnyBackend, encoded: Encoded, sent: Encoded) -> Asking:
     if encoded.options.prompt_logprobs:
         refused, ids = _unsupported(encoded, engine), encoded.prompt.token_ids
         if refused is not None:
-            return Failure(refused)
+            yield Failure(refused)
         scores = (None,)
         if len(ids) > 1:
             continued = _continued(encoded)
             same = (continued.top, ids)
-            slot = yield EngineRequest(engine, continued, shown=False, same=same)
-            if not is_ok(slot):
-                return slot
-            scores = _logprobs(slot.unwrap())
+            scores = _logprobs((yield EngineRequest(engine, continued, shown=False, same=same)))
     if encoded.options.max_new_tokens == 0:
-        raw: Slot[Raw] = Success(Raw(encoded=encoded, token_ids=()))
+        raw = Raw(encoded=encoded, token_ids=())
     elif encoded.prompt.thought is not None or encoded.prompt.call is not None:
-        model = reader_of(engine)()
-        if not is_ok(model):
-            return Failure(model.failure())
-        raw = yield from answer_in_parts(encoded, sent, engine, model.unwrap())
+        model = yield reader_of(engine)()
+        raw = yield from answer_in_parts(encoded, sent, engine, model)
     else:
-        raw = (yield EngineRequest(engine, sent)).map(partial(_to, encoded))
-    return raw if scores is None else raw.map(partial(unchecked_replace, prompt_logprobs=scores))
+        raw = _to(encoded, (yield EngineRequest(engine, sent)))
+    return raw if scores is None else unchecked_replace(raw, prompt_logprobs=scores)
 
 
 def _admission(

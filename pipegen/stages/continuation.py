@@ -27,7 +27,7 @@ from returns.result import Failure, Success
 
 from pipegen.core.errors import InvalidRequest, TemplateFailed
 from pipegen.core.foreign_calls import call_tokenizer
-from pipegen.core.slots import Slot, is_ok
+from pipegen.core.slots import Slot, is_ok, live
 from pipegen.ending.detokenize import spell
 from pipegen.engines.tokenizer import Renderer, Tokenizer
 from pipegen.records.continues import Continues, text_crc32
@@ -36,10 +36,18 @@ from pipegen.records.frozen import freeze
 from pipegen.records.messages import Message, plain_messages
 from pipegen.records.options import ChatTemplateOptions
 from pipegen.records.requests import GenerationRequest
-from pipegen.records.results import PreparedImage
+from pipegen.records.results import PreparedImage, ResolvedRequest
 from pipegen.template.control_tokens import ControlTokens
 from pipegen.template.image_places import Placeholders, kind_of
-from pipegen.template.template import Template, call, numbered_id, template_of, tool
+from pipegen.template.template import (
+    Template,
+    call,
+    numbered_id,
+    probed_template,
+    template_of,
+    tool,
+)
+from pipegen.template.template_facts import template_facts
 from pipegen.template.untrusted import Marks
 
 if TYPE_CHECKING:
@@ -173,7 +181,7 @@ def _shape_of(kind: Kind, template: Template, form: Form) -> Slot[_Shape]:
         written.add(after.unwrap())
         ended = {"add_generation_prompt": False, "continue_final_message": False}
         end = template.write(turns[: -len(new)], tools, **ended).bind(behind)
-        ends.update([end.unwrap()] if is_ok(end) else ())
+        ends.update(live((end,)))
     if len(written) > 1:
         return _no_bridge(
             "what it writes after an answer depends on the answer, or on the turns before it"
@@ -228,7 +236,7 @@ def _following(sentinel: str, text: str, marks: Marks | None = None) -> Slot[str
     """
     places = [*re.finditer(_pattern(sentinel, marks or Marks()), text)]
     if len(places) != 1:
-        return Failure(TemplateFailed("it does not write the answer once, as it is"))
+        return Failure(TemplateFailed("it does not write the answer once, as it is", hint=_ADVICE))
     return Success(text[places[0].end() :])
 
 
@@ -252,22 +260,35 @@ def kept_turn(request: GenerationRequest) -> Continues | None:
     return continues
 
 
-def bridged(
-    request: GenerationRequest,
-    continues: Continues,
-    chat: ChatTemplateOptions,
-    tokenizer: Tokenizer,
-    renderer: Renderer,
-    render: Render,
-    control: Callable[[], ControlTokens],
-) -> Slot[Rendered]:
+class PromptInputs(NamedTuple):
+    """What a job's prompt is written by."""
+
+    job: ResolvedRequest
+    tokenizer: Tokenizer
+    renderer: Renderer
+    written: str
+    """The added tokens that stand for images and videos."""
+
+    @property
+    def chat(self) -> ChatTemplateOptions:
+        return self.job.options.chat or ChatTemplateOptions()
+
+    def control(self) -> ControlTokens:
+        template = probed_template(self.renderer, self.chat)
+        return template_facts(self.tokenizer, template, self.written).control
+
+
+def bridged(inputs: PromptInputs, continues: Continues, render: Render) -> Slot[Rendered]:
     """The bridge of a request that continues this turn, as rendered text, with the ids before it.
 
     `TemplateFailed` where the template has none for these messages, `InvalidRequest` where the ids
     are another tokenizer's, and all that the render of the messages fails with.
     """
+    job, tokenizer, renderer, _ = inputs
+    request, chat = job.request, inputs.chat
     messages = request.messages or ()
-    if continues.raw_text_crc32 not in (None, _crc32_of(continues, tokenizer)):
+    read = text_crc32(spell(tokenizer, continues.token_ids)[0])
+    if continues.raw_text_crc32 not in (None, read):
         return Failure(
             InvalidRequest(
                 "this tokenizer reads the ids of the answer before as another text: they are ids of"
@@ -284,12 +305,8 @@ def bridged(
     template = template._replace(variables=freeze({**switches, **template.variables}))
     sentinel = sentinel_for([str(plain_messages(new)), str(request.tools)])
 
-    def cut(shape: _Shape, rendered: Rendered) -> Slot[Rendered]:
-        behind = _following(sentinel, rendered.to_tokenize, rendered.marks)
-        if not is_ok(behind):
-            return Failure(behind.failure().with_fields(hint=_ADVICE))
-        after = behind.unwrap()
-        tokens = rendered.control or control()
+    def cut(shape: _Shape, rendered: Rendered, after: str) -> Rendered:
+        tokens = rendered.control or inputs.control()
         start, anchor = _begins(after, shape, continues.token_ids[-1:], tokens)
         text = after[start:]
         bridge = rendered.rewritten(
@@ -307,17 +324,17 @@ def bridged(
             lead=0 if anchor else len(tokens.pieces(text, at_most=1)[0]),
             render_differs=differs,
         )
-        return Success(unchecked_replace(bridge, request=request, before=before))
+        return unchecked_replace(bridge, request=request, before=before)
 
     def bridge_of(shape: _Shape) -> Slot[Rendered]:
         short = render(history_of(new, sentinel, shape.kind, _calls_of(answer, new)))
-        return short.bind(functools.partial(cut, shape))
+        return short.bind(
+            lambda rendered: _following(sentinel, rendered.to_tokenize, rendered.marks).map(
+                functools.partial(cut, shape, rendered)
+            )
+        )
 
     return _shape(template, form_of(new, bool(request.tools))).bind(bridge_of)
-
-
-def _crc32_of(continues: Continues, tokenizer: Tokenizer) -> int:
-    return text_crc32(spell(tokenizer, continues.token_ids)[0])
 
 
 def _begins(
@@ -372,11 +389,14 @@ def _differs(
     user = Message(role="user", content="Hello there")
     prompt, rendered = render((user,)), render((user, answer, *new))
     written = call_tokenizer(tokenizer.decode, continues.token_ids)
-    if not is_ok(prompt) or not is_ok(rendered):
-        return True
-    if (prompt.unwrap().text or "") + written + text != rendered.unwrap().text:
-        return True
-    return call_tokenizer(tokenizer.encode, written) != continues.token_ids
+    same = prompt.bind(
+        lambda before: rendered.map(
+            lambda whole: (before.text or "") + written + text == whole.text
+        )
+    )
+    return (
+        not same.value_or(False) or call_tokenizer(tokenizer.encode, written) != continues.token_ids
+    )
 
 
 def check_earlier_images(

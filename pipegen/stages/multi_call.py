@@ -22,7 +22,7 @@ between thought and answer.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 from returns.result import Failure, Success
@@ -54,30 +54,36 @@ from pipegen.stages.ending import BY_ID, decode_row, with_texts
 from pipegen.stages.gather_samples import derive_seed
 
 T = TypeVar("T")
-Asks: TypeAlias = Generator[EngineRequest, Slot[Any], Slot[T]]
-"""What a row wants, one thing after another. It is sent each answer, and returns a slot."""
-Asking: TypeAlias = Asks[Raw]
-"""What gives the row's slot."""
+Asks: TypeAlias = Generator["EngineRequest | Slot[Any]", Any, T]
+"""What a row wants, one thing after another. It is sent the value of each answer, and of each slot
+that it yields. The first failure among them is the row's, and ends it.
+"""
 _NEUTRAL = resolve(GenerationOptions(max_new_tokens=1))
 
 
-def replayed(asking: Asking, answers: Sequence[Slot[object]]) -> EngineRequest | Slot[Raw]:
+def replayed(asks: Asks[Raw], answers: Iterable[Slot[object]]) -> EngineRequest | Slot[Raw]:
     """What the row wants after these answers, or its slot."""
+    left = iter(answers)
     try:
-        step = next(asking)
-        for answer in answers:
-            step = asking.send(answer)
+        step = next(asks)
+        while (slot := next(left, None) if isinstance(step, EngineRequest) else step) is not None:
+            if not is_ok(slot):
+                return Failure(slot.failure())
+            step = asks.send(slot.unwrap())
     except StopIteration as ended:
-        slot: Slot[Raw] = ended.value
-        return slot
+        return Success(ended.value)
     return step
 
 
 class _Written:
-    """The ids of a row's answer so far, generated or not, within its `max_new_tokens`."""
+    """The ids of a row's answer so far, generated or not, within its `max_new_tokens`; and what
+    generates them.
+    """
 
-    def __init__(self, encoded: Encoded) -> None:
-        self.asked = encoded
+    def __init__(
+        self, encoded: Encoded, sent: Encoded, engine: AnyBackend, model: TokenModel
+    ) -> None:
+        self.asked, self.sent, self.engine, self.model = encoded, sent, engine, model
         self.ids: list[int] = []
         self.logprobs: list[TokenLogprob | None] = []
         self.forced: list[int] = []
@@ -136,6 +142,12 @@ class _Written:
         )
         return row
 
+    def decoded(self, asks: Encoded) -> Asks[Decoded]:
+        """The answer of one call of the row, as text."""
+        raw = yield EngineRequest(self.engine, unchecked_replace(asks, watched=False), shown=False)
+        decoded: Decoded = yield decode_row(raw, self.model.tokenizer, self.model.eos_token_ids)
+        return decoded
+
     def scored(self) -> ScoreInput:
         """All ids up to the last that was not generated, to be scored."""
         prompt: Prompt = unchecked_replace(self.asked.prompt, thought=None, call=None)
@@ -145,40 +157,32 @@ class _Written:
 
 def answer_in_parts(
     encoded: Encoded, sent: Encoded, engine: AnyBackend, model: TokenModel
-) -> Asking:
+) -> Asks[Raw]:
     """The calls of a row that thinks before it answers, or whose answer is a tool call.
 
     `sent` is the row as its engine may get it, and `model` is that engine's. With `logprobs`, tokens that were not sampled are
     scored; with `logprobs="processed"` their probability is 1, since no other could come.
     """
-    options, written = encoded.options, _Written(encoded)
+    options, written = encoded.options, _Written(encoded, sent, engine, model)
     if options.logprobs is True and not scores_tokens(engine):
         message = f"{shown(engine.name)} gives no log probabilities of tokens that are not sampled"
         hint = "leave out logprobs, the thought and tool_choice"
-        return Failure(UnsupportedOption(message, option="logprobs", hint=hint))
+        yield Failure(UnsupportedOption(message, option="logprobs", hint=hint))
     thought = last = None
     if encoded.prompt.thought is not None:
-        slot = yield from _thought(written, encoded.prompt.thought, sent, engine, model)
-        if not is_ok(slot):
-            return slot
-        thought, last = slot.unwrap()
+        thought, last = yield from _thought(written, encoded.prompt.thought)
     start, answer, begun = len(written.ids), written.row(encoded, 1), None
     opens = () if encoded.prompt.thought is None else encoded.prompt.thought.text_opens
     if last is None and opens and written.room > 0:
-        beginning = yield from _begun(written, opens, sent, engine, model)
-        if not is_ok(beginning):
-            return Failure(beginning.failure())
-        begun = beginning.unwrap()
+        begun = yield from _begun(written, opens)
         if begun is None:
             start, answer = len(written.ids), written.row(encoded, 2)
     final = Raw(encoded=answer, token_ids=(), logprobs=() if options.logprobs else None)
     if last is not None:
         final = unchecked_replace(last, encoded=answer)
     elif encoded.prompt.call is not None:
-        slot = yield from _called(written, encoded.prompt.call, sent, engine, model)
-        if not is_ok(slot):
-            return slot
-        final = unchecked_replace(slot.unwrap(), encoded=answer, ending=None)
+        called = yield from _called(written, encoded.prompt.call)
+        final = unchecked_replace(called, encoded=answer, ending=None)
     elif begun is not None:
         final = unchecked_replace(
             begun,
@@ -189,17 +193,13 @@ def answer_in_parts(
         )
     elif written.room > 0:
         stopped = unchecked_replace(answer.options, stop=sent.options.stop)
-        slot = yield EngineRequest(
+        raw = yield EngineRequest(
             engine, unchecked_replace(answer, options=stopped, watched=sent.watched)
         )
-        if not is_ok(slot):
-            return slot
-        final = unchecked_replace(slot.unwrap(), encoded=answer)
+        final = unchecked_replace(raw, encoded=answer)
     if options.logprobs is True and written.forced:
         scores = yield EngineRequest(engine, written.scored(), shown=False)
-        if not is_ok(scores):
-            return Failure(scores.failure())
-        _fill(written, scores.unwrap(), top=bool(options.top_logprobs))
+        _fill(written, scores, top=bool(options.top_logprobs))
     if encoded.prompt.call is not None and last is None:
         forced = tuple(index - start for index in written.forced if index >= start)
         final = unchecked_replace(
@@ -209,7 +209,7 @@ def answer_in_parts(
             forced=forced,
         )
     if thought is None:
-        return Success(final)
+        return final
     before = Raw(
         encoded=answer,
         token_ids=tuple(written.ids[:start]),
@@ -223,13 +223,7 @@ def answer_in_parts(
         text=thought.text,
         closed=thought.closed,
     )
-    return Success(unchecked_replace(final, thought=thought_record))
-
-
-def _decoded(asks: Encoded, engine: AnyBackend, model: TokenModel) -> Asks[Decoded]:
-    """The answer of one call of the row, as text."""
-    answered = yield EngineRequest(engine, unchecked_replace(asks, watched=False), shown=False)
-    return answered.bind(lambda raw: decode_row(raw, model.tokenizer, model.eos_token_ids))
+    return unchecked_replace(final, thought=thought_record)
 
 
 class _Thinking(NamedTuple):
@@ -237,9 +231,7 @@ class _Thinking(NamedTuple):
     closed: bool
 
 
-def _thought(
-    written: _Written, form: ThoughtForm, sent: Encoded, engine: AnyBackend, model: TokenModel
-) -> Asks[Any]:
+def _thought(written: _Written, form: ThoughtForm) -> Asks[tuple[_Thinking, Raw | None]]:
     """The thought, and the end of the row where that is within it."""
     options = written.asked.options
     written.write(form.opens)
@@ -253,13 +245,11 @@ def _thought(
             stop_token_ids=(form.end_id,),
             ignore_eos=options.stop is not None and options.stop.ignore_eos,
         )
-        asks = written.row(sent, 0, max_new_tokens=most, structured=None, stop=stop)
-        judged = yield from _decoded(asks, engine, model)
-        if not is_ok(judged):
-            return Failure(judged.failure())
-        finish, raw = judged.unwrap().finish, judged.unwrap().raw
+        asks = written.row(written.sent, 0, max_new_tokens=most, structured=None, stop=stop)
+        judged = yield from written.decoded(asks)
+        finish, raw = judged.finish, judged.raw
     count = len(raw.token_ids) - (finish in BY_ID)
-    text = spell(model.tokenizer, raw.token_ids[:count])[0].strip()
+    text = spell(written.model.tokenizer, raw.token_ids[:count])[0].strip()
     by_itself, given_up = finish is Finish.STOP_TOKEN, finish in (Finish.ABORTED, Finish.PLUGIN)
     written.take(raw, count + by_itself)
     early = len(written.ids) < (options.min_new_tokens or 0)
@@ -271,43 +261,36 @@ def _thought(
             aborted=finish is Finish.ABORTED,
             halted=raw.halted,
         )
-        return Success((_Thinking(text, False), last))
+        return _Thinking(text, False), last
     before = len(written.ids)
     written.write((*(() if by_itself else (*form.closes, form.end_id)), *form.bridge))
     closed = by_itself or form.end_id in written.ids[before:]
-    return Success((_Thinking(text, closed), None))
+    return _Thinking(text, closed), None
 
 
-def _begun(
-    written: _Written, opens: tuple[int, ...], sent: Encoded, engine: AnyBackend, model: TokenModel
-) -> Asks[Raw | None]:
+def _begun(written: _Written, opens: tuple[int, ...]) -> Asks[Raw | None]:
     """The answer, where it does not begin as the template begins a text: its ids are in `written`.
     None where it does: what follows `opens` is the answer, and is still to be generated.
     """
-    given = sent.options.stop
+    given = written.sent.options.stop
     stop = (
         None if given is None else unchecked_replace(given, stop=())
     )  # they are about all of the answer
     most = min(len(opens), written.room)
-    least = min(most, max(0, (sent.options.min_new_tokens or 0) - len(written.ids)))
+    least = min(most, max(0, (written.sent.options.min_new_tokens or 0) - len(written.ids)))
     call, limits = 1, {"max_new_tokens": most, "min_new_tokens": least}
     while True:
-        asks = written.row(sent, call, stop=stop, **limits)
-        judged = yield from _decoded(asks, engine, model)
-        if not is_ok(judged):
-            return Failure(judged.failure())
-        finish, raw = judged.unwrap().finish, judged.unwrap().raw
+        judged = yield from written.decoded(written.row(written.sent, call, stop=stop, **limits))
+        raw = judged.raw
         written.take(raw, len(raw.token_ids))
         if limits and raw.token_ids == opens[:most]:
-            return Success(None)
-        if finish is not Finish.LENGTH or written.room <= 0:
-            return Success(raw)
+            return None
+        if judged.finish is not Finish.LENGTH or written.room <= 0:
+            return raw
         call, limits = 2, {}
 
 
-def _called(
-    written: _Written, form: CallForm, sent: Encoded, engine: AnyBackend, model: TokenModel
-) -> Asking:
+def _called(written: _Written, form: CallForm) -> Asks[Raw]:
     """The call: its name, if there is a choice, and its arguments. What is returned says how it
     ended, and which call it is where that is complete; its ids are in `written`.
     """
@@ -319,26 +302,22 @@ def _called(
     part: StructuredOptions | None = StructuredOptions(choice=names)
     value: ValueForm | None = None
     if len(names) == 1:
-        written.write(ids_behind(model.tokenizer, names[0]))
+        written.write(ids_behind(written.model.tokenizer, names[0]))
         chosen, part = 0, form.arguments[0].form
     while part is not None:
         if written.room <= 0:
-            return Success(raw)
+            return raw
         count += 1
-        asks = written.row(sent, count, structured=part, stop=unstopped)
-        judged = yield from _decoded(asks, engine, model)
-        if not is_ok(judged):
-            return Failure(judged.failure())
-        row, raw = judged.unwrap(), judged.unwrap().raw
-        complete, text = row.finish is Finish.EOS, row.text
-        wrong = disobeyed(
-            Answer(text=text, finish=WORDS[row.finish]), asks.options, shown(engine.name)
-        )
+        asks = written.row(written.sent, count, structured=part, stop=unstopped)
+        judged = yield from written.decoded(asks)
+        raw, text, complete = judged.raw, judged.text, judged.finish is Finish.EOS
+        answer = Answer(text=text, finish=WORDS[judged.finish])
+        wrong = disobeyed(answer, asks.options, shown(written.engine.name))
         if wrong is not None:
-            return Failure(wrong)
+            yield Failure(wrong)
         written.take(raw, len(raw.token_ids) - complete)
         if not complete:
-            return Success(raw)
+            return raw
         if chosen is None:
             chosen = names.index(text)
             part = form.arguments[chosen].form
@@ -350,12 +329,12 @@ def _called(
             part = None if value is None else value.form
     written.write(form.closes)
     if written.room <= 0:
-        return Success(raw)
+        return raw
     written.write(raw.token_ids[-1:])  # it was sampled before the end of the call, not behind it
     # tagged values get their types where the answer is read
     name = form.names[chosen or 0]
     is_json = form.arguments[chosen or 0].form.json_schema is not None
-    return Success(unchecked_replace(raw, call=(name, text) if is_json else None))
+    return unchecked_replace(raw, call=(name, text) if is_json else None)
 
 
 def _fill(written: _Written, scores: Any, *, top: bool) -> None:

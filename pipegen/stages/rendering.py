@@ -51,7 +51,7 @@ from pipegen.records.messages import Message, plain_messages
 from pipegen.records.options import ChatTemplateOptions, GenerationOptions
 from pipegen.records.requests import GenerationRequest
 from pipegen.records.results import PreparedImage, ResolvedRequest, Thinking, ThoughtForm
-from pipegen.stages.continuation import Before, bridged, kept_turn
+from pipegen.stages.continuation import Before, PromptInputs, bridged, kept_turn
 from pipegen.template.choose_render import ALLOW, chosen_render, marker
 from pipegen.template.control_tokens import ControlTokens, control_tokens
 from pipegen.template.image_places import Prepared, image_tokens, images_of, prepare_images
@@ -229,20 +229,17 @@ def _key(job: ResolvedRequest) -> Hashable:
 
 
 def _rendered(job: ResolvedRequest, model: TokenModel, prepared: Prepared) -> Slot[Rendered]:
-    images = images_of(job, prepared)
-    if not is_ok(images):
-        return Failure(images.failure())
+    slot = images_of(job, prepared)
+    if not is_ok(slot):
+        return Failure(slot.failure())
+    images = slot.unwrap()
     written = image_tokens(
-        images.unwrap(), model.tokenizer, model.image_placeholder, model.video_placeholder
+        images, model.tokenizer, model.image_placeholder, model.video_placeholder
     )
     prompt = render_row(
         job, model.tokenizer, model.renderer, bos_token=model.bos_token, written=written
     )
-    return (
-        prompt.map(lambda row: unchecked_replace(row, images=images.unwrap()))
-        if images.unwrap()
-        else prompt
-    )
+    return prompt.map(lambda row: unchecked_replace(row, images=images)) if images else prompt
 
 
 def render_row(
@@ -264,77 +261,64 @@ def render_row(
     `enable_thinking=True` beside a form where the template has a switch and no thought that a form
     can come after.
     """
-    prompt, options = _prompt(job, tokenizer, renderer, bos_token, written), job.options
-    apart, calls = thinks_apart(options), tool_choice(options) is not None
-    if not is_ok(prompt) or not (apart or calls):
-        return prompt
-    control = functools.partial(
-        _control, options.chat or ChatTemplateOptions(), tokenizer, renderer, written
-    )
+    inputs = PromptInputs(job, tokenizer, renderer, written)
+    prompt = _prompt(inputs, bos_token)
+    if thinks_apart(job.options) or tool_choice(job.options) is not None:
+        return prompt.bind(functools.partial(_with_forms, inputs))
+    return prompt
+
+
+def _with_forms(inputs: PromptInputs, prompt: Rendered) -> Slot[Rendered]:
+    """The prompt with the forms of the thought and the call that are asked for."""
+    job, tokenizer, renderer, _ = inputs
+    request, options = job.request, job.options
+    thought = thought_form(request, options, tokenizer, renderer, inputs.control)
     call: Slot[CallForm | None] = Success(None)
-    thought = thought_form(job.request, options, tokenizer, renderer, control)
-    if calls:
-        thinks = is_ok(thought) and thought.unwrap() is not None
-        call = call_form(job.request, options, tokenizer, renderer, control() if thinks else None)
-    if not is_ok(call) or not is_ok(thought):
-        return call.bind(lambda _: thought).bind(lambda _: prompt)
-    rendered = unchecked_replace(prompt.unwrap(), thought=thought.unwrap(), call=call.unwrap())
-    silent = apart and rendered.thought is None and rendered.thinking == "honoured"
-    refused = thinking_beside_form(options) if silent else None
-    return Success(rendered) if refused is None else Failure(refused)
+    if tool_choice(options) is not None:
+        control = None if thought.value_or(None) is None else inputs.control()
+        call = call_form(request, options, tokenizer, renderer, control)
+
+    def put(form: CallForm | None, thought: ThoughtForm | None) -> Slot[Rendered]:
+        silent = thinks_apart(options) and thought is None and prompt.thinking == "honoured"
+        refused = thinking_beside_form(options) if silent else None
+        return (
+            Success(unchecked_replace(prompt, thought=thought, call=form))
+            if refused is None
+            else Failure(refused)
+        )
+
+    return call.bind(lambda form: thought.bind(functools.partial(put, form)))
 
 
-def _control(
-    chat: ChatTemplateOptions, tokenizer: Tokenizer, renderer: Renderer, written: str
-) -> ControlTokens:
-    return template_facts(tokenizer, probed_template(renderer, chat), written).control
-
-
-def _prompt(
-    job: ResolvedRequest, tokenizer: Tokenizer, renderer: Renderer, bos_token: str, written: str
-) -> Slot[Rendered]:
-    request, chat = job.request, job.options.chat or ChatTemplateOptions()
+def _prompt(inputs: PromptInputs, bos_token: str) -> Slot[Rendered]:
+    job, request, chat = inputs.job, inputs.job.request, inputs.chat
     if request.prompt_token_ids is not None:
         return Success(
             Rendered(request=request, options=job.options, token_ids=request.prompt_token_ids)
         )
     continues = kept_turn(request)
     if continues is not None:
-        return _bridged(job, continues, chat, tokenizer, renderer, written)
+        return _bridged(inputs, continues)
     if request.prompt is None:
-        return _render_messages(job, chat, tokenizer, renderer, written)
+        return _render_messages(inputs)
     if is_guarded(request, chat):
-        return _guarded_prompt(
-            job,
-            request.prompt,
-            chat,
-            control_tokens(tokenizer, renderer.template or "", written),
-            bos_token,
-        )
+        control = control_tokens(inputs.tokenizer, inputs.renderer.template or "", inputs.written)
+        return _guarded_prompt(job, request.prompt, chat, control, bos_token)
     bos = bos_token if bos_token and not request.prompt.startswith(bos_token) else ""
     return Success(
         Rendered(request=request, options=job.options, text=bos + request.prompt, bos=bos)
     )
 
 
-def _bridged(
-    job: ResolvedRequest,
-    continues: Continues,
-    chat: ChatTemplateOptions,
-    tokenizer: Tokenizer,
-    renderer: Renderer,
-    written: str,
-) -> Slot[Rendered]:
+def _bridged(inputs: PromptInputs, continues: Continues) -> Slot[Rendered]:
     """What follows the ids of the turns before."""
+    request = inputs.job.request
 
     def render_these(messages: Sequence[Message]) -> Slot[Rendered]:
-        short = unchecked_replace(
-            job, request=unchecked_replace(job.request, messages=tuple(messages))
-        )
-        return _render_messages(short, chat, tokenizer, renderer, written)
+        short = unchecked_replace(request, messages=tuple(messages))
+        return _render_messages(inputs._replace(job=unchecked_replace(inputs.job, request=short)))
 
-    control = functools.partial(_control, chat, tokenizer, renderer, written)
-    return bridged(job.request, continues, chat, tokenizer, renderer, render_these, control)
+    return bridged(inputs, continues, render_these)
 
 
 def is_guarded(request: GenerationRequest, chat: ChatTemplateOptions) -> bool:
@@ -378,13 +362,9 @@ def _guarded_prompt(
     return Success(rendered)
 
 
-def _render_messages(
-    job: ResolvedRequest,
-    chat: ChatTemplateOptions,
-    tokenizer: Tokenizer,
-    renderer: Renderer,
-    written: str,
-) -> Slot[Rendered]:
+def _render_messages(inputs: PromptInputs) -> Slot[Rendered]:
+    job, tokenizer, renderer, written = inputs
+    chat = inputs.chat
     more = chat.template_kwargs or NOTHING
     plain = Conversation(
         arguments_read(plain_messages(job.request.messages or ())),
@@ -453,6 +433,9 @@ def _render_messages(
     }
 
     def rendered(hidden: str, marks: Marks) -> Slot[Rendered]:
+        if refuses and marks != Marks():
+            match = _look_alike(foreign_strings(plain, trust), control)
+            return Failure(_marks_refused(match, sought, renderer))
         text = marks.put_back(hidden)
         if marks.left_in(text):
             return Failure(
@@ -483,22 +466,7 @@ def _render_messages(
         return Failure(_no_marks())
     mark = marker(marks, facts.known, compared(frozenset()), control)
     chosen = chosen_render(write, shaped, trust, marks, control, mark)
-    if not refuses or not is_ok(chosen) or chosen.unwrap()[1] == Marks():
-        return chosen.bind(lambda pair: rendered(*pair))
-    match = _look_alike(foreign_strings(plain, trust), control)
-    if match or not sought:
-        return Failure(
-            _refused(*match)
-            if match
-            else InvalidRequest(
-                f"{author(renderer)} makes a control token of the content's words", hint=_ADVICE
-            )
-        )
-    message = (
-        f"{author(renderer)} writes other control tokens where the content holds"
-        f" {', '.join(map(repr, sorted(sought)))}"
-    )
-    return Failure(InvalidRequest(message, hint=f'{_ADVICE}, or "allow" to let it count'))
+    return chosen.bind(lambda pair: rendered(*pair))
 
 
 def _refusal(
@@ -532,6 +500,22 @@ def _not_taken(path: str, renderer: Renderer) -> InvalidRequest:
         f"{path} is text that is no JSON object, and {author(renderer)} takes none",
         hint='write the arguments as a mapping, or as the JSON text of an object: {"city": "Rome"}',
     )
+
+
+def _marks_refused(
+    match: tuple[str, str] | None, sought: Collection[str], renderer: Renderer
+) -> InvalidRequest:
+    """Why a prompt that needs marks is refused."""
+    if match is not None:
+        return _refused(*match)
+    if not sought:
+        message = f"{author(renderer)} makes a control token of the content's words"
+        return InvalidRequest(message, hint=_ADVICE)
+    message = (
+        f"{author(renderer)} writes other control tokens where the content holds"
+        f" {', '.join(map(repr, sorted(sought)))}"
+    )
+    return InvalidRequest(message, hint=f'{_ADVICE}, or "allow" to let it count')
 
 
 def _refused(path: str, token: str) -> InvalidRequest:

@@ -18,7 +18,7 @@ from pipegen.core.backend import require_backend
 from pipegen.core.errors import MalformedResponse, PluginFailed
 from pipegen.core.foreign_calls import call_tokenizer
 from pipegen.core.pipe import Pipe, pipe_of, row_stage
-from pipegen.core.slots import Slot, is_ok
+from pipegen.core.slots import Slot
 from pipegen.ending.detokenize import spell
 from pipegen.ending.plugin_state import ask_plugin
 from pipegen.engines.model import TokenModel, on_model
@@ -50,18 +50,18 @@ def trimmed(text: str, options: GenerationOptions, plugins: Sequence[Plugin] = (
     """
     if options.decode is not None and options.decode.strip_whitespace:
         text = text.strip()
+    slot: Slot[str] = Success(text)
     for plugin in plugins:
-        if plugin.trim is None:
-            continue
-        trimmed_text = ask_plugin(plugin, partial(_trimmed_by, plugin, plugin.trim, text))
-        if not is_ok(trimmed_text):
-            return Failure(trimmed_text.failure())
-        text = trimmed_text.unwrap()
-    return Success(text)
+        slot = slot.bind(partial(_trimmed_by, plugin))
+    return slot
 
 
-def _trimmed_by(plugin: Plugin, trim: Callable[[str], str], text: str) -> Result[str, PluginFailed]:
-    trimmed_text: object = trim(text)
+def _trimmed_by(plugin: Plugin, text: str) -> Slot[str]:
+    return ask_plugin(plugin, partial(_asked_to_trim, plugin, text))
+
+
+def _asked_to_trim(plugin: Plugin, text: str) -> Result[str, PluginFailed]:
+    trimmed_text: object = text if plugin.trim is None else plugin.trim(text)
     if isinstance(trimmed_text, str):
         return Success(trimmed_text)
     return Failure(
@@ -204,13 +204,10 @@ def trim_row(
     )
     if wrong is not None:
         return Failure(wrong)
-    text = trimmed(decoded.text, options, plugins)
-    if not is_ok(text):
-        return Failure(text.failure())
-    return Success(
-        GenerationResult(
+    return trimmed(decoded.text, options, plugins).map(
+        lambda text: GenerationResult(
             id=encoded.request.id,
-            text=text.unwrap(),
+            text=text,
             raw_text=decoded.raw_text,
             prompt_text=prompt.text,
             prompt_token_ids=prompt.token_ids,

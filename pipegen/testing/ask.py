@@ -9,7 +9,7 @@ from typing import Any
 from pipegen.core.errors import GenerationError, UnsupportedOption
 from pipegen.core.interpreter import Row, advance
 from pipegen.core.slots import Slot, is_ok
-from pipegen.drivers.arguments import prepare_batch
+from pipegen.drivers.arguments import check_settings
 from pipegen.drivers.batch import run
 from pipegen.drivers.route import Route
 from pipegen.media.png import png_of
@@ -161,7 +161,7 @@ def engine_ids(
     route: Route, request: GenerationRequest, options: GenerationOptions
 ) -> tuple[int, ...]:
     """The ids that the engine itself generates for a row, before pipegen cuts it."""
-    done = advance(route, [Row(0, slot) for slot in prepare_batch([request], options)])
+    done = advance(route, [Row(0, slot) for slot in check_settings(options).batch([request])])
     if not done.calls:
         raise AssertionError(f"the request does not reach the engine: {done.ended}")
     _, call = done.calls[0]

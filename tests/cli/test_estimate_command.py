@@ -13,7 +13,7 @@ import pytest
 
 import pipegen as pg
 from pipegen.cli.estimate_command import Estimate, in_words, prepared
-from pipegen.drivers.arguments import prepare_batch
+from pipegen.drivers.arguments import Admission
 from pipegen.testing.fake import FakeEngine
 
 Command = Callable[..., Any]
@@ -173,7 +173,7 @@ def test_no_weights_are_loaded(jsonl: Any, capsys: pytest.CaptureFixture[str]) -
         estimate = Estimate()
         for name, (slot, _) in zip(
             "ab",
-            prepared(route, prepare_batch([{"prompt": "Hi"}, {"prompt": "Ho"}], None)),
+            prepared(route, Admission().batch([{"prompt": "Hi"}, {"prompt": "Ho"}])),
             strict=True,
         ):
             estimate.add(name, slot)
@@ -191,7 +191,7 @@ def shared(*prompts: str, images: Any = ()) -> int:
         for prompt, image in zip(prompts, images or [None] * len(prompts), strict=True)
     ]
     estimate = Estimate()
-    for slot, _ in prepared(pg.route(FakeEngine("")), prepare_batch(requests, None)):
+    for slot, _ in prepared(pg.route(FakeEngine("")), Admission().batch(requests)):
         estimate.add("x", slot)
     return estimate.shared_tokens
 

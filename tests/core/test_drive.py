@@ -10,7 +10,7 @@ import pytest
 from returns.result import Failure, Success
 
 import pipegen as pg
-from pipegen.drivers.arguments import prepare_batch
+from pipegen.drivers.arguments import Admission
 from pipegen.testing.fake import FakeEngine
 
 
@@ -142,7 +142,7 @@ def test_images_are_read_at_the_edge_and_a_missing_one_fails_its_slot(tmp_path: 
     (tmp_path / "a.png").write_bytes(b"image")
     good = pg.VlmGenerationRequest(prompt="x", images=[tmp_path / "a.png"])
     bad = pg.VlmGenerationRequest(prompt="x", images=[tmp_path / "b.png"])
-    batch = prepare_batch([good, bad])
+    batch = Admission().batch([good, bad])
     assert batch[0].unwrap().sources == (
         pg.ImageSource(data=b"image", max_pixels=pg.ImagePolicy().max_source_pixels),
     )

@@ -14,6 +14,7 @@ import pipegen as pg
 from pipegen.core.interpreter import Advanced, Row
 from pipegen.core.slots import Slot, is_ok
 from pipegen.core.steps import EngineRequest
+from pipegen.drivers.arguments import Admission
 from pipegen.drivers.drive_parts import (
     PATIENCE,
     SLOW_INPUT,
@@ -89,7 +90,7 @@ class TestInput:
     def test_requests_are_admitted_while_they_are_wanted(self) -> None:
         requests: ReadInput[str] = ReadInput(
             source([("a", {"prompt": "Hi"}), ("b", {"messages": []}), ("c", {"prompt": "Yo"})]),
-            pg.GenerationOptions(max_new_tokens=3),
+            Admission(pg.GenerationOptions(max_new_tokens=3)),
         )
         answers = iter([True, True, False])
         taken = list(requests.taken(lambda is_slow: next(answers)))
@@ -102,7 +103,7 @@ class TestInput:
 
     def test_those_of_a_job_come_admitted(self) -> None:
         requests: ReadInput[str] = ReadInput(
-            source([("a", ASKED)]), pg.GenerationOptions(max_new_tokens=3), admits=False
+            source([("a", ASKED)]), Admission(pg.GenerationOptions(max_new_tokens=3)), admits=False
         )
         ((_, slot),) = requests.taken(always)
         assert slot is ASKED

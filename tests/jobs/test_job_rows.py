@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 import pipegen as pg
-from pipegen.drivers import drive_parts
-from pipegen.drivers.arguments import prepare_batch
+from pipegen.drivers.arguments import Admission
 from pipegen.io.jsonl import Written
 from pipegen.jobs.job_export import start_export
 from pipegen.jobs.job_rows import kept_slot, retry_of, rows_of
@@ -66,10 +65,13 @@ def test_another_continuation_or_start_of_an_empty_context_is_asked_again(tmp_pa
 def test_a_request_of_a_job_is_admitted_once_with_the_options_of_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def admitted_again(*given: Any) -> Any:
-        raise AssertionError("admitted again")
+    admit, admitted = Admission.admitted, []
 
-    monkeypatch.setattr(drive_parts, "admitted", admitted_again)
+    def noted(admission: Admission, request: Any) -> Any:
+        admitted.append(request)
+        return admit(admission, request)
+
+    monkeypatch.setattr(Admission, "admitted", noted)
     own = [{"prompt": "a"}, {"prompt": "b", "options": {"max_new_tokens": 3}}]
     # which a request may not have, and a run may
     options = {"max_new_tokens": 7, "chat": {"template": "{{ messages[0].content }}"}}
@@ -78,6 +80,7 @@ def test_a_request_of_a_job_is_admitted_once_with_the_options_of_the_run(
         for slot in job(pg.route(FakeEngine("fine<|im_end|>")), own, tmp_path, options)
     ]
     assert [result.options.max_new_tokens for result in results] == [7, 3]
+    assert len(admitted) == 2
 
 
 def test_a_row_of_a_job_can_be_handed_to_who_admits_it_again(tmp_path: Path) -> None:
@@ -96,15 +99,13 @@ def test_a_row_of_a_job_can_be_handed_to_who_admits_it_again(tmp_path: Path) -> 
             [*enumerate(own)],
             run.journal,
             Keys(run.settings),
-            options,
-            None,
-            None,
+            Admission(options),
             again=retry_of("retryable"),
         )
     )
     run.close()
     assert [row.unmerged.unwrap() for row in rows] == own
-    assert list(prepare_batch([row.unmerged for row in rows], options)) == [
+    assert list(Admission(options).batch([row.unmerged for row in rows])) == [
         row.request for row in rows
     ]
 
@@ -119,7 +120,7 @@ def test_a_failed_row_is_kept_where_it_is_not_to_be_asked_again(tmp_path: Path) 
     with job(pg.route(engine), own[:2], tmp_path, options) as running:
         assert [pg.is_ok(slot) for slot in running] == [True, False]
         keys, finished = Keys(running.settings), Finished(tmp_path)
-    rows = rows_of([*enumerate(own)], finished, keys, options, None, None, again=retry_of("none"))
+    rows = rows_of([*enumerate(own)], finished, keys, Admission(options), again=retry_of("none"))
     kept: list[list[Any]] = [
         [kept_slot(finished, str(row.key), "mine", retry_of(retry)) for retry in ("none", "all")]
         for row in rows

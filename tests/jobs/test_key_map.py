@@ -13,7 +13,7 @@ from unittest import mock
 import pytest
 
 import pipegen as pg
-from pipegen.drivers.arguments import record_of
+from pipegen.drivers.arguments import Admission, record_of
 from pipegen.jobs import job_rows, key_map
 from pipegen.jobs.journal import Finished, read_settings
 from pipegen.jobs.key_map import INPUT, KEY_MAP, KeyMap, entry_of, rows_in
@@ -455,7 +455,9 @@ def read_to_the_end(folder: Path, requests: list[dict[str, Any]], stamp: str = "
     """Run a job over an input that has this stamp."""
     engine = pg.route(FakeEngine(echo))
     pairs = [(one["id"], one) for one in requests]
-    with start_job(engine, iter(pairs), folder, again=lambda: iter(pairs), stamp=stamp) as running:
+    with start_job(
+        engine, iter(pairs), folder, Admission(), again=lambda: iter(pairs), stamp=stamp
+    ) as running:
         assert len(list(running)) == len(requests)
 
 
@@ -463,7 +465,9 @@ def test_a_shard_asks_for_its_rows_alone_and_notes_those_of_the_others(tmp_path:
     requests, answered = [*ROWS[:30], {"id": "no request", "prompt": 5}], []
     for shard in (1, 2):
         engine = FakeEngine(echo)
-        with start_job(pg.route(engine), enumerate(requests), tmp_path, part=(shard, 2)) as running:
+        with start_job(
+            pg.route(engine), enumerate(requests), tmp_path, Admission(), part=(shard, 2)
+        ) as running:
             mine = [slot.unwrap().id for _, slot in running if pg.is_ok(slot)]
         assert mine == asked(engine)
         assert len(entries(tmp_path)) == 30
@@ -482,7 +486,7 @@ def test_what_is_missing_of_the_same_input_is_found_in_the_map(
     left_out = [line for line in lines if json.loads(line)["id"] in ("row 3", "row 30", "row 31")]
     results.write_bytes(b"".join(line for line in lines if line not in left_out))
     settings = read_settings(tmp_path) or {}
-    context = context_of(settings, None)
+    context = context_of(settings, pg.RequestPolicy())
     wanted = [requests[number] for number in (3, 30, 31)]
     if part is not None:
         wanted = [*pg.shard(wanted, *part)]
@@ -496,8 +500,7 @@ def test_what_is_missing_of_the_same_input_is_found_in_the_map(
                 lambda: ((one["id"], one) for one in requests),
                 finished,
                 Keys(settings),
-                None,
-                None,
+                Admission(),
                 known=known,
                 **how,
             )

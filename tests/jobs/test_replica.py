@@ -17,6 +17,7 @@ from returns.result import Failure, Success
 
 import pipegen as pg
 from pipegen.core.errors import BackendFailed, CallFailed
+from pipegen.drivers.arguments import Admission
 from pipegen.jobs.in_flight import InFlight, Waiting
 from pipegen.jobs.journal import Finished, Journal, JournalError
 from pipegen.jobs.replica import FRUITLESS, UNTRIED, Replica
@@ -44,7 +45,7 @@ def prompts(engine: FakeEngine) -> list[list[int]]:
 
 @contextlib.contextmanager
 def replica(engine: FakeEngine, folder: Path | None = None, **how: Any) -> Iterator[Replica]:
-    made = Replica(pg.route(engine), folder=folder, run="run", owner="a", **how)
+    made = Replica(pg.route(engine), Admission(), folder=folder, run="run", owner="a", **how)
     try:
         yield made
     finally:
@@ -306,7 +307,9 @@ def test_a_conversation_goes_on_where_its_process_died(tmp_path: Path) -> None:
         return "yes<|im_end|>"
 
     for engine, calls in ((FakeEngine(dies), 3), (FakeEngine("yes<|im_end|>"), 2)):
-        one = Replica(pg.turns(pg.route(engine)), folder=tmp_path, run="run", owner="a")
+        one = Replica(
+            pg.turns(pg.route(engine)), Admission(), folder=tmp_path, run="run", owner="a"
+        )
         slot = one.ask(key_of(1), talk)
         if calls == 3:
             with pytest.raises(CallFailed, match="the device is gone"):
@@ -325,7 +328,9 @@ def test_a_row_that_failed_for_good_and_is_asked_again_begins_anew(tmp_path: Pat
 
     for retry, calls in (("retryable", 2), ("retryable", 0), ("all", 2)):
         engine = FakeEngine(fails)
-        one = Replica(pg.turns(pg.route(engine)), folder=tmp_path, run="run", retry=retry)
+        one = Replica(
+            pg.turns(pg.route(engine)), Admission(), folder=tmp_path, run="run", retry=retry
+        )
         assert one.ask(key_of(1), talk).result(WAIT).failure() == pg.BadImage(0)
         one.close(0)
         assert len(engine.calls) == calls
@@ -334,6 +339,6 @@ def test_a_row_that_failed_for_good_and_is_asked_again_begins_anew(tmp_path: Pat
 def test_arguments_that_make_no_sense_leave_no_lock(tmp_path: Path) -> None:
     wrong: Any = "many"
     with pytest.raises((TypeError, ValueError), match="in_flight"):
-        Replica(pg.route(FakeEngine("yes")), folder=tmp_path, in_flight=wrong)
+        Replica(pg.route(FakeEngine("yes")), Admission(), folder=tmp_path, in_flight=wrong)
     with Journal(tmp_path):
         assert [path.name for path in tmp_path.glob("*")] == ["results-0001.jsonl"]

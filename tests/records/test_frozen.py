@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import pipegen as pg
-from pipegen.drivers.arguments import prepare_batch
+from pipegen.drivers.arguments import Admission
 from pipegen.io.jsonl import to_plain
 from pipegen.jobs.row_keys import Keys
 from pipegen.records.frozen import FrozenMapping, freeze, thaw
@@ -109,7 +109,7 @@ def alone(request: dict[str, Any]) -> str:
 def test_the_options_of_the_run_are_merged_with_each_requests_own() -> None:
     asked = [CARRIERS["template_kwargs"](value) for value in ALIKE[:-2]]
     admitted: list[Any] = [
-        slot.unwrap() for slot in prepare_batch(asked, pg.GenerationOptions(seed=1))
+        slot.unwrap() for slot in Admission(pg.GenerationOptions(seed=1)).batch(asked)
     ]
     written = [json.dumps(thaw(request.options.chat.template_kwargs)) for request in admitted]
     assert written == [json.dumps({"n": value}) for value in ALIKE[:-2]]

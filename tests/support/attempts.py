@@ -40,7 +40,7 @@ class Row:
 
     heavy = False
 
-    def ask(self, facts: Any, model: Any, rid: str) -> Any:
+    def ask(self, facts: Any) -> Any:
         from returns.result import Success
 
         from pipegen.backends.servers.wire import ServerRequest

@@ -13,9 +13,8 @@ from typing import Any
 from support.ways import differing_ways
 
 import pipegen as pg
-from pipegen.drivers.arguments import prepare_batch
+from pipegen.drivers.arguments import check_settings
 from pipegen.records.fields import unchecked_replace
-from pipegen.records.options import options_from
 from pipegen.records.results import ChatOutput, Decoded, Finish, Raw
 
 __all__ = ["by_stages", "disagreements", "ending", "halts_at"]
@@ -128,7 +127,7 @@ def by_stages(pipe: Any, request: Mapping[str, Any], options: Mapping[str, Any])
         nothing.with_parts(parts) for parts in (pipe.parts[:call], pipe.parts[call + 1 :])
     )
     engine = pipe.parts[call].backend
-    (prepared,) = before.apply(prepare_batch([request], options_from(options), None, None))
+    (prepared,) = before.apply(check_settings(options).batch([request]))
     if not pg.is_ok(prepared):
         return prepared
     asked: Any = prepared.unwrap()

@@ -25,6 +25,7 @@ import pipegen as pg
 from pipegen.cli import main
 from pipegen.cli.export_command import Command, note_command
 from pipegen.cli.sources import Question, open_source
+from pipegen.drivers.arguments import check_settings
 from pipegen.io.jsonl import to_plain
 from pipegen.io.tables import Columns
 from pipegen.jobs.journal import Journal, read_settings
@@ -88,7 +89,7 @@ def make(folder: Path, rows: int, missing: int | None = None, form: str = ".json
     with contextlib.ExitStack() as stack:
         given = opened(source, folder, stack)
         journal = stack.enter_context(Journal(folder))
-        context = context_of(settings, None, given.reading)
+        context = context_of(settings, pg.RequestPolicy(), given.reading)
         known = stack.enter_context(KeyMap(folder, context, stamp=given.stamp))
         for number, (_, row) in enumerate(given.unread()):
             one = request(number)
@@ -127,7 +128,9 @@ def asked_after(folder: Path, source: Path, parts: int = 1) -> tuple[float, floa
     with contextlib.ExitStack() as stack:
         given = opened(source, folder, stack)
         how |= {"again": given.unread, "reading": given.reading, "stamp": given.stamp}
-        running = stack.enter_context(start_job(route, given.unread(), folder, OPTIONS, **how))
+        running = stack.enter_context(
+            start_job(route, given.unread(), folder, check_settings(OPTIONS), **how)
+        )
         ready = time.perf_counter() - began
         for _ in running:
             if asked:

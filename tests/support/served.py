@@ -72,17 +72,17 @@ ToyModel: Any = _ToyModel  # it stands in for a `Checkpoint`
 def route_to(server: Any, wire: Any = "vllm", *, model: Any = None, **settings: Any) -> Any:
     """The route to a token server, or to a URL, with a wire of this name, or with this wire."""
     from pipegen.backends.http.access import access_to
+    from pipegen.backends.servers.sending import Sender
     from pipegen.backends.servers.server import ServerEngine
     from pipegen.backends.servers.sglang_dialect import SGLANG
     from pipegen.backends.servers.vllm_dialect import VLLM
 
-    engine = ServerEngine(
+    sender = Sender(
         {"vllm": VLLM, "sglang": SGLANG}[wire] if isinstance(wire, str) else wire,
-        model or ToyModel(),
         access_to(
             getattr(server, "url", server), default="http://localhost:1", variable="NO_SUCH_KEY"
         ),
         ServerSettings(**settings),
         "toy",
     )
-    return route(engine)
+    return route(ServerEngine(sender, model or ToyModel()))

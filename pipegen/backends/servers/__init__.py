@@ -54,20 +54,14 @@ def token_server(wire: Wire, settings: TokenServerSettings) -> Route:
     access = _access(wire, settings)
     from pipegen.backends.checkpoint.checkpoint import Checkpoint
     from pipegen.backends.checkpoint.locate import check_adapters
+    from pipegen.backends.servers.sending import Sender
     from pipegen.backends.servers.server import ServerEngine
     from pipegen.drivers.route import route
 
     load = config_of(settings, wire.name)
     check_adapters(load)
-    return route(
-        ServerEngine(
-            wire,
-            Checkpoint(load),
-            access,
-            settings,
-            os.fspath(settings.model),
-        )
-    )
+    sender = Sender(wire, access, settings, os.fspath(settings.model))
+    return route(ServerEngine(sender, Checkpoint(load)))
 
 
 def chat_server(wire: Wire, settings: ChatServerSettings) -> Route:
@@ -76,6 +70,7 @@ def chat_server(wire: Wire, settings: ChatServerSettings) -> Route:
     """
     access = _access(wire, settings)
     from pipegen.backends.servers.chat_engine import ChatEngine
+    from pipegen.backends.servers.sending import Sender
     from pipegen.drivers.route import route
 
     model = os.fspath(settings.model)
@@ -85,7 +80,7 @@ def chat_server(wire: Wire, settings: ChatServerSettings) -> Route:
     if settings.separate_reasoning is not None:
         body = {**settings.extra_body, "separate_reasoning": settings.separate_reasoning}
         settings = dataclasses.replace(settings, extra_body=body, separate_reasoning=None)
-    return route(ChatEngine(wire, access, settings, model))
+    return route(ChatEngine(Sender(wire, access, settings, model)))
 
 
 def _access(wire: Wire, settings: ServerSettings) -> Access:

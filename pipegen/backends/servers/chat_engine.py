@@ -14,7 +14,6 @@ from returns.result import Failure, Success
 
 from pipegen.answer.answer_check import WORDS, Answer, disobeyed, wrong_form
 from pipegen.answer.split_thought import thinking_unfinished
-from pipegen.backends.http.access import Access
 from pipegen.backends.http.transport import RowCall
 from pipegen.backends.servers.call_pieces import CallPieces
 from pipegen.backends.servers.extra_body import unthought_form
@@ -22,7 +21,7 @@ from pipegen.backends.servers.finishes import ended_wrong
 from pipegen.backends.servers.http_engine import HttpEngine, WholeRow
 from pipegen.backends.servers.image_urls import messages_of
 from pipegen.backends.servers.server import SPARE
-from pipegen.backends.servers.wire import Completion, Facts, ServerRequest, Wire
+from pipegen.backends.servers.wire import Completion, Facts, ServerRequest
 from pipegen.core.errors import (
     GenerationError,
     InvalidRequest,
@@ -35,7 +34,6 @@ from pipegen.ending.stop_state import TextFold
 from pipegen.engines.capabilities import ENGINES, Capabilities
 from pipegen.engines.plugin import Plugin
 from pipegen.engines.protocol import TextMade
-from pipegen.engines.settings import ChatServerSettings
 from pipegen.records.engine_list import shown
 from pipegen.records.fields import InvalidField
 from pipegen.records.finish_words import calls_tools, meaning_of
@@ -344,12 +342,6 @@ class ChatEngine(HttpEngine[ResolvedRequest, ChatOutput]):
 
     generation_config: immutabledict[str, object] = immutabledict()
 
-    def __init__(
-        self, wire: Wire, access: Access, settings: ChatServerSettings, model: str
-    ) -> None:
-        super().__init__(wire, access, settings, model)
-        self.server_limit = settings.server_limit
-
     @property
     def identity(self) -> str:
         """All that is known of the weights: the model's name, and who serves it."""
@@ -395,7 +387,7 @@ class ChatEngine(HttpEngine[ResolvedRequest, ChatOutput]):
                 " known here"
             )
             return self._refused("min_new_tokens", f"does not honour min_new_tokens {words}")
-        if self.server_limit and requested.max_new_tokens is None:
+        if self.sender.settings.server_limit and requested.max_new_tokens is None:
             options = dataclasses.replace(options, max_new_tokens=None)
         chat = options.chat
         if (
@@ -483,9 +475,7 @@ class ChatEngine(HttpEngine[ResolvedRequest, ChatOutput]):
     def heavy(self, asked: ResolvedRequest) -> bool:
         return bool(asked.request.sources)
 
-    def ask(
-        self, asked: ResolvedRequest, stream: bool, facts: Facts, model: str | None, rid: str
-    ) -> Slot[ServerRequest]:
+    def ask(self, asked: ResolvedRequest, stream: bool, facts: Facts) -> Slot[ServerRequest]:
         if asked.request.sources and _no_images(facts):
             return Failure(
                 UnsupportedMultimodal(f"{shown(self.name)} takes no images: {_no_images(facts)}")
@@ -501,10 +491,7 @@ class ChatEngine(HttpEngine[ResolvedRequest, ChatOutput]):
                     else ()
                 ),
                 stops=() if self._cuts_away(asked) else _stops(asked),
-                model=model,
-                rid=rid,
                 stream=stream,
-                extra_body=self.sender.extra_body,
             )
         )
 

@@ -10,7 +10,7 @@ from pipegen.backends.servers.wire import WireRequest
 from pipegen.core.errors import GenerationError
 from pipegen.core.interpreter import Row, advance
 from pipegen.core.slots import Batch, Slot
-from pipegen.drivers.arguments import Options, prepare_batch
+from pipegen.drivers.arguments import Options, check_settings
 from pipegen.drivers.route import Route
 from pipegen.records.parse_request import Request
 from pipegen.records.requests import ImagePolicy
@@ -34,7 +34,7 @@ def wire_requests(
     prepare = getattr(engine, "prepare", None)
     if prepare is None:
         raise TypeError(f"{route.name} is not a server: nothing is sent")
-    batch = prepare_batch(requests, options, image_policy)
+    batch = check_settings(options, image_policy).batch(requests)
     advanced = advance(route, [Row(number, slot) for number, slot in enumerate(batch)])
     wire_slots: dict[int, Slot[WireRequest]] = {}
     for row, call in sorted(advanced.calls, key=lambda pair: (pair[0].key, pair[0].sample)):

@@ -11,22 +11,21 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
-from pipegen.backends.http.access import Access
 from pipegen.backends.http.last_call import LastCallCache
 from pipegen.backends.http.loops import LoopThread
 from pipegen.backends.http.transport import RowCall
 from pipegen.backends.request_queue import beginning
 from pipegen.backends.servers.reading import malformed
 from pipegen.backends.servers.sending import Sender
-from pipegen.backends.servers.wire import Completion, Facts, ServerRequest, Wire, WireRequest
+from pipegen.backends.servers.wire import Completion, Facts, ServerRequest, WireRequest
 from pipegen.core.errors import BackendFailed, CallFailed
-from pipegen.core.slots import Slot, is_ok
+from pipegen.core.slots import Slot
 from pipegen.engines.capabilities import Capabilities
 from pipegen.engines.model import Model
 from pipegen.engines.plugin import Pluggable
 from pipegen.engines.protocol import PromptWork, RowDone
 from pipegen.engines.session import answers
-from pipegen.engines.settings import ServerSettings, that_change_answers
+from pipegen.engines.settings import that_change_answers
 from pipegen.records.engine_list import shown
 
 if TYPE_CHECKING:
@@ -38,20 +37,15 @@ R = TypeVar("R")
 
 
 class HttpEngine(Pluggable, ABC, Generic[A, R]):
-    """An engine that is a server: asked with A, it answers with R.
-
-    `model` is the name by which the server is asked for it, unless the settings or the server
-    itself say another.
-    """
+    """An engine that is a server: asked with A, it answers with R."""
 
     elsewhere = True
     """Rows are computed in another process: to add them, and to look at what has come, takes no
     time to speak of.
     """
 
-    def __init__(self, wire: Wire, access: Access, settings: ServerSettings, model: str) -> None:
-        self.name, self.wire = wire.name, wire
-        self.sender = Sender(wire, access, settings, model)
+    def __init__(self, sender: Sender) -> None:
+        self.name, self.wire, self.sender = sender.wire.name, sender.wire, sender
         self.loop = LoopThread()
         self.limit_of = LastCallCache(self._limit_by)
         self.capable = LastCallCache(self.capabilities_by)
@@ -93,7 +87,7 @@ class HttpEngine(Pluggable, ABC, Generic[A, R]):
         if settings.served_model_name is None or settings.server_limit:
             facts = self.loop.run(self.sender.looked_up())
             name = self.sender.model(facts)
-            values["served_model_name"] = name.unwrap() if is_ok(name) else None
+            values["served_model_name"] = name.value_or(None)
             if settings.server_limit:
                 values["server_limit"] = (self.limit_of(facts) or True) if facts.models else None
         return values | (
@@ -110,9 +104,7 @@ class HttpEngine(Pluggable, ABC, Generic[A, R]):
         """Whether a row's body is made in a thread and dropped once it is sent: it holds images."""
 
     @abstractmethod
-    def ask(
-        self, asked: A, stream: bool, facts: Facts, model: str | None, rid: str
-    ) -> Slot[ServerRequest]:
+    def ask(self, asked: A, stream: bool, facts: Facts) -> Slot[ServerRequest]:
         """What a row is asked with, once the server's facts are known."""
 
     @abstractmethod
@@ -142,9 +134,8 @@ class HttpEngine(Pluggable, ABC, Generic[A, R]):
 
     def _limit_by(self, facts: Facts) -> int | None:
         """How many tokens a row may have, prompt and answer together, as these facts say it."""
-        model = self.sender.model(facts)
         limits = (
-            facts.models.get(model.unwrap() or "") if is_ok(model) else None,
+            self.sender.model(facts).map(lambda name: facts.models.get(name or "")).value_or(None),
             self.wire.limit(facts),
         )
         return min((limit for limit in limits if limit is not None), default=None)
@@ -162,7 +153,9 @@ class HttpEngine(Pluggable, ABC, Generic[A, R]):
         """
         facts = self.sender.directory.known
         server_request = self.sender.model(facts).bind(
-            lambda model: self.ask(encoded, stream, facts, model, "")
+            lambda model: self.ask(encoded, stream, facts).map(
+                lambda ask: self.sender.completed(ask, model)
+            )
         )
         wire_request = server_request.bind(lambda ask: self.sender.request(ask, facts))
         return wire_request.map(lambda request: request._replace(body=copy.deepcopy(request.body)))
@@ -297,10 +290,8 @@ class ServerSession(Generic[A, R]):
                 if self._tokens
                 else engine.row(row_input, call)
             )
-            if not is_ok(slot):
-                slot = slot.alt(engine.sender.access.scrubbed)
             self._ended += 1
-            self._slots.append(slot)
+            self._slots.append(slot.alt(engine.sender.access.scrubbed))
             self._retries.append(call.retries)
             self._done.append(number)
             self._wake_caller()
@@ -355,8 +346,8 @@ class WholeRow(Generic[A, R]):
     def heavy(self) -> bool:
         return self.engine.heavy(self.asked)
 
-    def ask(self, facts: Facts, model: str | None, rid: str) -> Slot[ServerRequest]:
-        return self.engine.ask(self.asked, False, facts, model, rid)
+    def ask(self, facts: Facts) -> Slot[ServerRequest]:
+        return self.engine.ask(self.asked, False, facts)
 
     def read(self, completions: tuple[Completion, ...]) -> Slot[R]:
         if len(completions) != 1:

@@ -17,7 +17,7 @@ from pipegen.backends.http.plain_json import decoded
 from pipegen.backends.servers.wire import WireReply
 from pipegen.core.errors import InvalidRequest, MalformedResponse
 from pipegen.core.functional import without_none
-from pipegen.core.slots import Slot, is_ok
+from pipegen.core.slots import Slot
 from pipegen.records.answer_parts import whole_number
 from pipegen.records.frozen import NESTING
 
@@ -169,8 +169,7 @@ def error_message(reply: WireReply) -> tuple[str, Mapping[str, object]]:
     ['a', 'b', 'c', 'd', 'e']
     """
     text = reply.body[:100_000].decode(errors="replace").strip()
-    parsed = json_of(text.encode())
-    value = alone(parsed.unwrap()) if is_ok(parsed) else None
+    value = json_of(text.encode()).map(alone).value_or(None)
     if isinstance(value, Mapping):
         for holder in (value.get("error"), value):
             if isinstance(holder, str):

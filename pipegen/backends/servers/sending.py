@@ -73,10 +73,8 @@ from pipegen.records.secret import revealed
 A = TypeVar("A")
 R = TypeVar("R")
 R_co = TypeVar("R_co", covariant=True)
-Make: TypeAlias = Callable[[Facts, str | None, str], Slot[ServerRequest]]
-"""The ask of a row, given what is known of the server, the model's name there, and the name of the
-attempt.
-"""
+Make: TypeAlias = Callable[[Facts], Slot[ServerRequest]]
+"""The ask of a row, given what is known of the server; `Sender.completed` adds the rest."""
 LAST_WORDS = 5.0
 """Seconds that a stream has for its last words (the counts, `[DONE]`) after its row has ended."""
 
@@ -93,7 +91,7 @@ class Asked(Protocol[R_co]):
         """Whether its body is made in a thread, and held only while it is sent: it holds images."""
         ...
 
-    def ask(self, facts: Facts, model: str | None, rid: str) -> Slot[ServerRequest]:
+    def ask(self, facts: Facts) -> Slot[ServerRequest]:
         """As `Make`."""
         ...
 
@@ -117,7 +115,11 @@ class _Sendable(NamedTuple):
 
 
 class Sender:
-    """Asks one server, by one engine's wire."""
+    """Asks one server, by one engine's wire.
+
+    `model` is the name by which the server is asked for it, unless the settings or the server
+    itself say another.
+    """
 
     def __init__(self, wire: Wire, access: Access, settings: ServerSettings, model: str) -> None:
         self.wire, self.access, self.settings, self.named = wire, access, settings, model
@@ -152,6 +154,12 @@ class Sender:
             return await self.facts(asyncio.get_running_loop().time() + LOOK_UP_SECONDS)
         except AttemptFailed:
             return Facts()
+
+    def completed(self, ask: ServerRequest, model: str | None, rid: str = "") -> ServerRequest:
+        """The ask with what the sender knows: the model's name at the server, the attempt's name, and
+        what is merged into its body.
+        """
+        return ask._replace(model=model, rid=rid, extra_body=self.extra_body)
 
     def request(self, ask: ServerRequest, facts: Facts) -> Slot[WireRequest]:
         """The request as it is sent. A field of `extra_body` that the server lacks is refused."""
@@ -378,7 +386,8 @@ class Sender:
 
     def _made(self, make: Make, facts: Facts) -> _Sendable:
         rid = secrets.token_hex(16) if self.wire.abort is not None else ""
-        ask = _value(make(facts, _value(self.model(facts)), rid))
+        model = _value(self.model(facts))
+        ask = self.completed(_value(make(facts)), model, rid)
         request = _value(self.request(ask, facts))
         tokens = self._tokens(ask) if self.transport.rates.limited else 0
         return _Sendable(facts, ask, request, body_of(request), most_bytes(ask), tokens)

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -19,7 +19,6 @@ from pipegen.backends.checkpoint.checkpoint_engine import HasModelMetadata
 from pipegen.backends.checkpoint.image_processors import grid_only
 from pipegen.backends.checkpoint.positions import other_factors
 from pipegen.backends.engine_rows import RowState, other_prompt
-from pipegen.backends.http.access import Access
 from pipegen.backends.http.last_call import LastCallCache
 from pipegen.backends.http.transport import AttemptFailed, RowCall
 from pipegen.backends.servers.finishes import ended_wrong
@@ -27,22 +26,20 @@ from pipegen.backends.servers.http_engine import HttpEngine, WholeRow
 from pipegen.backends.servers.image_urls import places
 from pipegen.backends.servers.logprobs import token_scores
 from pipegen.backends.servers.reading import refused_ids
-from pipegen.backends.servers.wire import Completion, Facts, ServerRequest, Wire, skips_special
+from pipegen.backends.servers.sending import Sender
+from pipegen.backends.servers.wire import Completion, Facts, ServerRequest, skips_special
 from pipegen.core.errors import GenerationError, MalformedResponse, UnsupportedOption
 from pipegen.core.foreign_calls import call_tokenizer
 from pipegen.core.slots import Slot, is_ok
 from pipegen.ending.stop_state import ending_ids, plan_of
 from pipegen.engines.capabilities import ENGINES, Capabilities
 from pipegen.engines.model import TokenModel, token_model
-from pipegen.engines.plugin import Plugin
 from pipegen.engines.protocol import TokensMade
-from pipegen.engines.settings import ServerSettings
-from pipegen.engines.tokenizer import Tokenizer
 from pipegen.records.fields import unchecked_replace
 from pipegen.records.finish_words import meaning_of
 from pipegen.records.messages import ImageSource
 from pipegen.records.options import GenerationOptions, VlmPreprocessOptions
-from pipegen.records.results import Encoded, PreparedImage, Prompt, Raw
+from pipegen.records.results import Encoded, PreparedImage, Raw
 from pipegen.records.scores import ScoreInput, TokenScores
 from pipegen.stages.fitting import check_fit
 
@@ -65,15 +62,8 @@ class ServerEngine(HasModelMetadata, HttpEngine[Encoded, Raw]):
     checkpoint here, and nothing is asked before a call.
     """
 
-    def __init__(
-        self,
-        wire: Wire,
-        checkpoint: Checkpoint,
-        access: Access,
-        settings: ServerSettings,
-        model: str,
-    ) -> None:
-        super().__init__(wire, access, settings, model)
+    def __init__(self, sender: Sender, checkpoint: Checkpoint) -> None:
+        super().__init__(sender)
         self._checkpoint = checkpoint
         self._ends = LastCallCache(self._ends_of)
         self._room = LastCallCache(self._room_by)
@@ -173,7 +163,7 @@ class ServerEngine(HasModelMetadata, HttpEngine[Encoded, Raw]):
         if not is_ok(ready):
             return Failure(ready.failure())
         encoded, features = ready.unwrap()
-        row = self._row(encoded, position=position, text=tell is not None)
+        row = ServerRow(self, encoded, position, text=tell is not None)
 
         def take(piece: Completion) -> bool:
             event = row.take_piece(piece)
@@ -300,13 +290,7 @@ class ServerEngine(HasModelMetadata, HttpEngine[Encoded, Raw]):
         return bool(asked.prompt.images)
 
     def ask(
-        self,
-        asked: Encoded,
-        stream: bool,
-        facts: Facts,
-        model: str | None,
-        rid: str,
-        features: object = None,
+        self, asked: Encoded, stream: bool, facts: Facts, features: object = None
     ) -> Slot[ServerRequest]:
         prompt, images, ends = asked.prompt, asked.prompt.images, self._ends(asked.options, facts)
         return Success(
@@ -320,10 +304,7 @@ class ServerEngine(HasModelMetadata, HttpEngine[Encoded, Raw]):
                 resized=bool(images) and self._checkpoint.check_server_resize(prompt) is not None,
                 features=features,
                 prompt_tokens=len(prompt.token_ids),
-                model=model,
-                rid=rid,
                 stream=stream,
-                extra_body=self.sender.extra_body,
             )
         )
 
@@ -337,66 +318,47 @@ class ServerEngine(HasModelMetadata, HttpEngine[Encoded, Raw]):
         ids, options, finish = completion.token_ids, asked.options, completion.finish
         if ids is None:
             return Failure(MalformedResponse(f"{self.name} gives no token ids"))
-        disobedience = disobeyed(self._judged(asked, completion), options, self.name)
-        if disobedience is not None:
-            return Failure(
-                unusable(completion, asked.prompt, self.tokenizer.vocab_size, self.name)
-                or disobedience
-            )
+        wrong = self.unusable(asked, completion) or self.disobeyed(asked, completion)
+        if wrong is not None:
+            return Failure(wrong)
         if (
             len(ids) == options.max_new_tokens
             if finish == "length"
             else finish == "stop" and len(ids) >= max(1, options.min_new_tokens or 0)
         ):
-            wrong = unusable(completion, asked.prompt, self.tokenizer.vocab_size, self.name)
-            return (
-                Success(Raw(encoded=asked, token_ids=ids, logprobs=completion.logprobs))
-                if wrong is None
-                else Failure(wrong)
-            )
-        row = self._row(asked)
+            return Success(Raw(encoded=asked, token_ids=ids, logprobs=completion.logprobs))
+        row = ServerRow(self, asked)
         row.take_piece(completion)
         return row.slot()
 
-    def _judged(self, encoded: Encoded, completion: Completion) -> Answer:
-        """A whole answer, beside what the server was sent."""
+    def unusable(self, asked: Encoded, completion: Completion) -> MalformedResponse | None:
+        """What is wrong where the server ran another prompt, or generated an id that is none; None
+        where it did neither.
+        """
+        ran, ids = completion.prompt_token_ids, completion.token_ids or (0,)
+        wrong = other_prompt(ran, asked.prompt, self.name, SAME)
+        if wrong is not None or max(ids) < self.tokenizer.vocab_size:
+            return wrong
+        has = f"the vocabulary has {self.tokenizer.vocab_size} ids"
+        return MalformedResponse(f"{self.name} generated id {max(ids)}, and {has}")
+
+    def disobeyed(self, asked: Encoded, completion: Completion) -> MalformedResponse | None:
+        """What is wrong with an answer, beside what the server was sent."""
         facts, usage = self.sender.directory.known, completion.usage
-        ends = self._ends(encoded.options, facts)
-        return Answer(
+        ends, limit = self._ends(asked.options, facts), self.limit_of(facts)
+        answer = Answer(
             finish=completion.finish,
             token_ids=completion.token_ids,
             token_count=usage.get("completion_tokens"),
             ending_ids=frozenset(ends.ids),
             stops=bool(ends.stops),
-            room=self._room_behind(encoded, facts),
-            barred=spellings(encoded.options.bad_words or (), self.tokenizer),
-            prompt=encoded.prompt.token_ids,
+            # for so many tokens the server is sure to have room behind this prompt
+            room=None if limit is None else limit - len(asked.prompt.token_ids) - SPARE,
+            barred=spellings(asked.options.bad_words or (), self.tokenizer),
+            prompt=asked.prompt.token_ids,
             prompt_count=usage.get("prompt_tokens"),
         )
-
-    def _room_behind(self, encoded: Encoded, facts: Facts) -> int | None:
-        """For how many tokens the server is sure to have room behind this prompt; None where its
-        limit is not known.
-        """
-        limit = self.limit_of(facts)
-        return None if limit is None else limit - len(encoded.prompt.token_ids) - SPARE
-
-    def _row(self, encoded: Encoded, *, position: int = 0, text: bool = False) -> ServerRow:
-        facts = self.sender.directory.known
-        limits: dict[str, Any] = {
-            "stops": bool(self._ends(encoded.options, facts).stops),
-            "room": self._room_behind(encoded, facts),
-        }
-        return ServerRow(
-            encoded,
-            self.tokenizer,
-            self.eos_token_ids,
-            self.plugins,
-            self.name,
-            position=position,
-            text=text,
-            **limits,
-        )
+        return disobeyed(answer, asked.options, self.name)
 
 
 @dataclass(slots=True)
@@ -407,12 +369,12 @@ class _Whole(WholeRow[Encoded, Raw]):
     engine: ServerEngine  # pyright: ignore[reportIncompatibleVariableOverride]
     features: object = None
 
-    def ask(self, facts: Facts, model: str | None, rid: str) -> Slot[ServerRequest]:
-        checked = self.engine.checked(self.asked, facts)
-        if not is_ok(checked):
-            return Failure(checked.failure())
-        self.asked = checked.unwrap()
-        return self.engine.ask(self.asked, False, facts, model, rid, self.features)
+    def ask(self, facts: Facts) -> Slot[ServerRequest]:
+        def ask(checked: Encoded) -> Slot[ServerRequest]:
+            self.asked = checked
+            return self.engine.ask(checked, False, facts, self.features)
+
+        return self.engine.checked(self.asked, facts).bind(ask)
 
 
 class _Resized(_Whole):
@@ -428,8 +390,8 @@ class _Scored(_Whole):
 
     continued: ScoreInput = dataclasses.field(kw_only=True)
 
-    def ask(self, facts: Facts, model: str | None, rid: str) -> Slot[ServerRequest]:
-        return _Whole.ask(self, facts, model, rid).map(
+    def ask(self, facts: Facts) -> Slot[ServerRequest]:
+        return _Whole.ask(self, facts).map(
             lambda request: request._replace(
                 scored=len(self.continued.continuation), scored_top=self.continued.top
             )
@@ -465,45 +427,18 @@ def touches(stop: str, tokens: tuple[str, ...]) -> bool:
     )
 
 
-def unusable(
-    completion: Completion, prompt: Prompt, vocab_size: int, server: str
-) -> MalformedResponse | None:
-    """What is wrong where a server ran another prompt, or generated an id that is none; None where
-    it did neither.
-    """
-    ran, ids = completion.prompt_token_ids, completion.token_ids
-    if ran is not None and (wrong := other_prompt(ran, prompt, server, SAME)) is not None:
-        return wrong
-    if ids and max(ids) >= vocab_size:
-        return MalformedResponse(
-            f"{server} generated id {max(ids)}, and the vocabulary has {vocab_size} ids"
-        )
-    return None
-
-
 class ServerRow(RowState):
     """A row on a server, whole or piece by piece: it is done where pipegen's rules end it, whatever
     the server goes on to say.
     """
 
     def __init__(
-        self,
-        encoded: Encoded,
-        tokenizer: Tokenizer,
-        eos_token_ids: Sequence[int],
-        plugins: Sequence[Plugin],
-        server: str,
-        *,
-        position: int = 0,
-        text: bool = False,
-        stops: bool = False,
-        room: int | None = None,
+        self, server: ServerEngine, encoded: Encoded, position: int = 0, *, text: bool = False
     ) -> None:
-        super().__init__(position, encoded, tokenizer, eos_token_ids, plugins, text=text)
-        self._stops, self._room = stops, room
-        self._server, self._vocab_size = server, tokenizer.vocab_size
+        tokenizer, ends = server.tokenizer, server.eos_token_ids
+        super().__init__(position, encoded, tokenizer, ends, server.plugins, text=text)
+        self._server, self._words = server, ""
         self._finish: str | None = None
-        self._words, self._tokenizer = "", tokenizer
 
     @property
     def done(self) -> bool:
@@ -512,7 +447,7 @@ class ServerRow(RowState):
 
     def take_piece(self, piece: Completion) -> TokensMade | None:
         """Take a piece; the event of the tokens that belong to the row."""
-        self.fail(unusable(piece, self.encoded.prompt, self._vocab_size, self._server))
+        self.fail(self._server.unusable(self.encoded, piece))
         event = self.take(piece.token_ids or (), piece.logprobs) if self.error is None else None
         self._finish, self._words = piece.finish, piece.words
         return event
@@ -531,10 +466,10 @@ class ServerRow(RowState):
             if meaning in ("failed", "refused", "unknown"):
                 self.fail(
                     ended_wrong(
-                        self._server,
+                        self._server.name,
                         str(self._finish),
                         self._words,
-                        call_tokenizer(self._tokenizer.decode, self.token_ids),
+                        call_tokenizer(self._server.tokenizer.decode, self.token_ids),
                     )
                 )
             self._finish = meaning
@@ -542,18 +477,11 @@ class ServerRow(RowState):
             if not self.aborted and not count:
                 self.fail(
                     MalformedResponse(
-                        f"{self._server} ended the row as {self._finish!r} without a token"
+                        f"{self._server.name} ended the row as {self._finish!r} without a token"
                     )
                 )
-            answer = Answer(
-                finish=self._finish,
-                token_ids=tuple(self.token_ids),
-                ending_ids=frozenset(),
-                stops=self._stops,
-                room=self._room,
-                barred=spellings(self.options.bad_words or (), self._tokenizer),
-            )
-            self.fail(disobeyed(answer, self.options, self._server))
+            whole = Completion(finish=self._finish, token_ids=tuple(self.token_ids))
+            self.fail(self._server.disobeyed(self.encoded, whole))
             if self.error is None and self._finish == "length":
                 clipped = dataclasses.replace(self.options, max_new_tokens=count)
                 self.encoded = dataclasses.replace(

@@ -27,7 +27,9 @@ class Server:
     def __init__(self, most: int) -> None:
         transport = SimpleNamespace(call_ends=lambda: None, row=lambda _: RowCall(0.0))
         self.sender = SimpleNamespace(
-            settings=SimpleNamespace(max_in_flight=most), transport=transport
+            settings=SimpleNamespace(max_in_flight=most),
+            transport=transport,
+            access=SimpleNamespace(scrubbed=None),
         )
         self.loop = LoopThread()
         self.asked: list[tuple[int, ...]] = []

@@ -128,7 +128,8 @@ def test_a_server_that_clips_says_so_in_the_result() -> None:
         from pipegen.backends.servers.server import ServerRow
         from pipegen.backends.servers.wire import Completion
 
-        row = ServerRow(encoded((1,)), ToyModel().tokenizer, (), (), "x")
+        engine: Any = route.engine
+        row = ServerRow(engine, encoded((1,)))
         row.take_piece(Completion(token_ids=(65, 66), finish="length"))
         raw = row.slot().unwrap()
         assert (raw.encoded.options.max_new_tokens, raw.encoded.clipped_from) == (2, 512)
@@ -143,12 +144,12 @@ def test_an_answer_to_another_prompt_is_no_answer(ran: tuple[int, ...]) -> None:
     from pipegen.backends.servers.server import ServerRow
     from pipegen.backends.servers.wire import Completion
 
-    row = ServerRow(encoded((1, 2)), ToyModel().tokenizer, (), (), "x")
     answer = Completion(token_ids=(65,), finish="stop", prompt_token_ids=ran)
-    assert row.take_piece(answer) is None
-    assert isinstance(row.slot().failure(), pg.MalformedResponse)
     with FaultyServer() as server, route_to(server) as route:
         engine: Any = route.engine
+        row = ServerRow(engine, encoded((1, 2)))
+        assert row.take_piece(answer) is None
+        assert isinstance(row.slot().failure(), pg.MalformedResponse)
         assert isinstance(engine.answer(encoded((1, 2)), answer).failure(), pg.MalformedResponse)
 
 
