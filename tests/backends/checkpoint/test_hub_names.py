@@ -1,4 +1,4 @@
-"""A model named as on the hub is found in the hub's cache, without transformers."""
+"""A folder, and a model named as on the hub, are read without transformers once they were read."""
 
 from __future__ import annotations
 
@@ -28,15 +28,21 @@ def facts(kept, model, revision=None):
     try:
         made = Checkpoint(ModelLoadConfig(model=model, revision=revision))
         facts = made.eos_token_ids, made.bos_token, made.vocab_size, made.positions, made.dtype
-        tokens = made.tokenizer.encode("Hi")
-        return made.identity, str((tokens, facts, made.renderer.template == "", made.has_weights))
+        facts += made.tokenizer.encode("Hi"), made.renderer.template, made.renderer.rewrites
+        facts += made.is_vision_model, made.pad_token_id, made.generation_config, made.has_weights
+        return made.identity, str(facts)
     except Exception as raised:
         return type(raised).__name__, raised.error.message
 
+def imported(*names):
+    return [name for name in ("torch", "transformers", *names) if name in sys.modules]
+
+folder = facts("folder", {str(embedded.path())!r})
+for_folder = imported("numpy", "huggingface_hub")
 found = {{revision: facts(revision, "owner/model", revision or None) for revision in {REVISIONS}}}
-imported = sorted({{"torch", "transformers"}} & sys.modules.keys())
-others = [facts("others", {str(embedded.path())!r}), facts("others", "owner/other")]
-print(json.dumps([found, imported, others]))
+for_names = imported()
+other = facts("other", "owner/other")
+print(json.dumps(dict(folder=folder, found=found, imported=[for_folder, for_names], other=other)))
 """
 
 
@@ -58,20 +64,22 @@ def starts(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
     ]
 
 
-def test_a_name_is_read_without_transformers_after_the_first_start(starts: Any) -> None:
-    (first, imported, _), (second, imported_again, _) = starts
-    assert first == second and [*first] == [*REVISIONS]
-    assert "transformers" in imported
-    assert imported_again == []
+def test_folders_and_names_are_read_without_transformers_after_the_first_start(starts: Any) -> None:
+    first, second = starts
+    assert [*first["found"]] == [*REVISIONS]
+    assert "transformers" in first["imported"][0]
+    assert second["imported"] == [[], []]
+    for name in ("folder", "found"):
+        assert first[name] == second[name]
 
 
 def test_a_name_has_the_identity_of_its_files(starts: Any) -> None:
-    found, _, (folder, _) = starts[0]
+    found, folder = starts[0]["found"], starts[0]["folder"]
     assert {tuple(facts) for facts in found.values()} == {tuple(folder)}
 
 
 def test_a_model_that_is_not_here_is_refused_in_the_same_words(starts: Any) -> None:
-    _, _, (_, (error, words)) = starts[0]
+    error, words = starts[0]["other"]
     assert error == "CallFailed"
     assert "'owner/other': the model is not on this machine, and the hub is not asked" in words
 
