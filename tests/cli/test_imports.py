@@ -122,7 +122,7 @@ def test_a_first_answer_of_a_token_server_imports_neither_torch_nor_transformers
             (server, stack.enter_context(CannedServer(Canned(reply))).url)
             for server, reply in REPLIES.items()
         ]
-        command = [sys.executable, "-P", "-c", ASKS, json.dumps(servers), embedded.path()]
+        command = [sys.executable, "-P", "-c", ASKS, json.dumps(servers), str(embedded.path())]
         first, second = (
             subprocess.run(command, capture_output=True, text=True, check=True) for _ in range(2)
         )

@@ -40,7 +40,7 @@ def _kept_scores() -> Iterator[None]:
         keys = {
             place: None
             if row.encoded.prompt.images
-            else (id(self._weights), row.token_ids, row.continuation, row.top)
+            else (self._weights, row.token_ids, row.continuation, row.top)
             for place, row in rows
         }
         fresh = [(place, row) for place, row in rows if keys[place] not in kept]
