@@ -225,6 +225,9 @@ def test_a_hub_that_is_not_reached_is_a_message_without_tracebacks(
 
     transformers = pytest.importorskip("transformers")
     monkeypatch.setattr(transformers.AutoConfig, "from_pretrained", unreached)
+    # a real download is tried again and again, with pauses
+    for place in ("huggingface_hub", "transformers.utils.hub"):
+        monkeypatch.setattr(f"{place}.hf_hub_download", unreached)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", offline)
     error = failure_of(route := pg.backends.hf("nobody/no-such-model"))
     why = "is not asked (HF_HUB_OFFLINE)" if offline else "cannot be reached"

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+
+from pipegen.cli import main
 
 pytest.importorskip("torch")
 
@@ -18,23 +22,33 @@ HEAVY = {
 SCRIPT = """
 import contextlib, json, sys
 import pipegen.cli
-sys.argv = ["pipegen", *sys.argv[1:]]
-with contextlib.suppress(SystemExit):
-    pipegen.cli.main()
-print(json.dumps(sorted({name.split(".")[0] for name in sys.modules})))
+seen = []
+for command in json.loads(sys.argv[1]):
+    sys.argv = ["pipegen", *command]
+    with contextlib.suppress(SystemExit):
+        pipegen.cli.main()
+    seen.append(sorted({name.split(".")[0] for name in sys.modules}))
+print(json.dumps(seen))
 """
 
 
-def imported_by(folder: Path, *arguments: str) -> set[str]:
-    """The heavy packages that a command has imported at its end."""
+def imported_by(folder: Path, *commands: Sequence[str]) -> list[set[str]]:
+    """The heavy packages that a process has imported after each of these commands."""
     done = subprocess.run(
-        [sys.executable, "-P", "-c", SCRIPT, *arguments],
+        [sys.executable, "-P", "-c", SCRIPT, json.dumps(commands)],
         capture_output=True,
         text=True,
         cwd=folder,
         check=True,
     )
-    return HEAVY & set(json.loads(done.stdout.splitlines()[-1]))
+    return [HEAVY & {*names} for names in json.loads(done.stdout.splitlines()[-1])]
+
+
+def run_here(*command: str) -> None:
+    """Run a command in this process, which has torch, and what its first run keeps for the next."""
+    with pytest.raises(SystemExit) as left:
+        main([*command])
+    assert not left.value.code
 
 
 @pytest.fixture(scope="module")
@@ -42,39 +56,35 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a job that is finished."""
     made = tmp_path_factory.mktemp("finished")
     (made / "in.jsonl").write_text('{"id": "a", "prompt": "What is the capital of Japan?"}\n')
-    assert "torch" in imported_by(made, *GENERATE)
+    with contextlib.chdir(made):
+        run_here(*GENERATE)
     return made
 
 
 GENERATE = ("generate", "in.jsonl", "-o", "out.jsonl", "--model", "embedded")
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        GENERATE,
-        ("export", "out.jsonl.job", "-o", "exported.jsonl"),
-        ("diff", "out.jsonl", "out.jsonl"),
-        ("view", "out.jsonl", "-o", "page.html"),
-        ("generate", "--help"),
-        ("schema",),
-    ],
-    ids=lambda arguments: " ".join(arguments[:2]),
+ESTIMATE = ("estimate", "in.jsonl", "--model", "embedded")
+COMMANDS = (
+    GENERATE,
+    ("export", "out.jsonl.job", "-o", "exported.jsonl"),
+    ("diff", "out.jsonl", "out.jsonl"),
+    ("view", "out.jsonl", "-o", "page.html"),
+    ("generate", "--help"),
+    ("schema",),
 )
-def test_a_command_that_asks_no_engine_imports_nothing_heavy(
-    folder: Path, arguments: tuple[str, ...]
-) -> None:
-    assert imported_by(folder, *arguments) == set()
+
+
+def test_a_command_that_asks_no_engine_imports_nothing_heavy(folder: Path) -> None:
+    imported = imported_by(folder, *COMMANDS)
+    assert dict(zip(COMMANDS, imported, strict=True)) == {command: set() for command in COMMANDS}
 
 
 ASKS = """
 import json, sys
 import pipegen as pg
-server, address, model = sys.argv[1:]
-made = getattr(pg.backends, server)
-with made(model, base_url=address) as route:
-    (slot,) = pg.run(route, [{"messages": [{"role": "user", "content": "Hi"}]}])
-assert pg.is_ok(slot), slot
+for server, address in json.loads(sys.argv[1]):
+    with getattr(pg.backends, server)(sys.argv[2], base_url=address) as route:
+        (slot,) = pg.run(route, [{"messages": [{"role": "user", "content": "Hi"}]}])
+    assert pg.is_ok(slot), slot
 print(json.dumps(sorted({name.split(".")[0] for name in sys.modules})))
 """
 REPLIES = {
@@ -97,9 +107,8 @@ NEEDED = {"tokenizers", "jinja2", "asyncio", "aiohttp"}
 """What an answer of a token server takes."""
 
 
-@pytest.mark.parametrize("server", REPLIES)
 def test_a_first_answer_of_a_token_server_imports_neither_torch_nor_transformers(
-    server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Once the checkpoint's files have been read by transformers."""
     pytest.importorskip("aiohttp")
@@ -108,21 +117,23 @@ def test_a_first_answer_of_a_token_server_imports_neither_torch_nor_transformers
     from pipegen import embedded
 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    with CannedServer(Canned(REPLIES[server])) as running:
+    with contextlib.ExitStack() as stack:
+        servers = [
+            (server, stack.enter_context(CannedServer(Canned(reply))).url)
+            for server, reply in REPLIES.items()
+        ]
+        command = [sys.executable, "-P", "-c", ASKS, json.dumps(servers), str(embedded.path())]
         first, second = (
-            subprocess.run(
-                [sys.executable, "-P", "-c", ASKS, server, running.url, embedded.path()],
-                capture_output=True,
-                text=True,
-                check=True,
-            )
-            for _ in range(2)
+            subprocess.run(command, capture_output=True, text=True, check=True) for _ in range(2)
         )
     assert "transformers" in json.loads(first.stdout)
-    assert HEAVY & set(json.loads(second.stdout)) == NEEDED
+    assert HEAVY & {*json.loads(second.stdout)} == NEEDED
 
 
-def test_an_estimate_of_texts_imports_what_renders_them_alone(folder: Path) -> None:
-    command = ("estimate", "in.jsonl", "--model", "embedded")
-    imported_by(folder, *command)
-    assert imported_by(folder, *command) <= {"tokenizers", "jinja2"}
+def test_an_estimate_of_texts_imports_what_renders_them_alone(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(folder)
+    run_here(*ESTIMATE)
+    (imported,) = imported_by(folder, ESTIMATE)
+    assert imported <= {"tokenizers", "jinja2"}

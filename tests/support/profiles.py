@@ -32,6 +32,7 @@ def pytest_configure(config: pytest.Config) -> None:
     # a shell starts what runs in the background so; the tests interrupt themselves
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    os.fsync = lambda fd: None  # no test cuts the power: what is written is there at once
     if not config.getoption("--hypothesis-profile", default=None):
         settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "quick"))
 

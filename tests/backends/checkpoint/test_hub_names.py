@@ -1,11 +1,13 @@
-"""A model named as on the hub is found in the hub's cache, without transformers."""
+"""A folder, and a model named as on the hub, are read without transformers once they were read."""
 
 from __future__ import annotations
 
+import json
 import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,71 +17,70 @@ from pipegen import embedded
 from pipegen.backends.checkpoint.locate import cached, fetched
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
-NAME = "owner/model"
-SCRIPT = """
-import sys
+REVISIONS = ("", COMMIT, "main")
+SCRIPT = f"""
+import json, os, sys
 from pipegen.backends.checkpoint.checkpoint import Checkpoint
 from pipegen.engines.settings import ModelLoadConfig
-made = Checkpoint(ModelLoadConfig(model="owner/model", revision=sys.argv[1] or None))
-facts = made.eos_token_ids, made.bos_token, made.vocab_size, made.positions, made.dtype
-print(made.identity, made.tokenizer.encode("Hi"), facts, made.renderer.template == "", made.has_weights)
-print(sorted({"torch", "transformers"} & sys.modules.keys()))
+
+def facts(kept, model, revision=None):
+    os.environ["XDG_CACHE_HOME"] = sys.argv[1] + "/kept" + kept
+    try:
+        made = Checkpoint(ModelLoadConfig(model=model, revision=revision))
+        facts = made.eos_token_ids, made.bos_token, made.vocab_size, made.positions, made.dtype
+        facts += made.tokenizer.encode("Hi"), made.renderer.template, made.renderer.rewrites
+        facts += made.is_vision_model, made.pad_token_id, made.generation_config, made.has_weights
+        return made.identity, str(facts)
+    except Exception as raised:
+        return type(raised).__name__, raised.error.message
+
+def imported(*names):
+    return [name for name in ("torch", "transformers", *names) if name in sys.modules]
+
+folder = facts("folder", {str(embedded.path())!r})
+for_folder = imported("numpy", "huggingface_hub")
+found = {{revision: facts(revision, "owner/model", revision or None) for revision in {REVISIONS}}}
+for_names = imported()
+other = facts("other", "owner/other")
+print(json.dumps(dict(folder=folder, found=found, imported=[for_folder, for_names], other=other)))
 """
 
 
-@pytest.fixture
-def hub(tmp_path: Path) -> Path:
-    """A cache of the hub that has the embedded model under a name."""
-    model = tmp_path / "hub" / "models--owner--model"
+@pytest.fixture(scope="module")
+def starts(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
+    """What two processes, one after the other, read of a hub's cache that has the embedded model
+    under a name. No revision knows what another has found.
+    """
+    hub = tmp_path_factory.mktemp("hub")
+    model = hub / "hub" / "models--owner--model"
     shutil.copytree(embedded.path(), model / "snapshots" / COMMIT)
     (model / "refs").mkdir()
     (model / "refs" / "main").write_text(COMMIT)
-    return tmp_path
+    environment = {"HF_HOME": str(hub), "HF_HUB_OFFLINE": "1", "PYTHONPATH": ":".join(sys.path)}
+    command = [sys.executable, "-c", SCRIPT, str(hub)]
+    return [
+        json.loads(subprocess.run(command, env=environment, capture_output=True, check=True).stdout)
+        for _ in range(2)
+    ]
 
 
-def in_a_process(script: str, hub: Path, *arguments: str) -> str:
-    environment = {
-        "HF_HOME": str(hub),
-        "HF_HUB_OFFLINE": "1",
-        "XDG_CACHE_HOME": str(hub / "kept"),
-        "PYTHONPATH": ":".join(sys.path),
-    }
-    done = subprocess.run(
-        [sys.executable, "-c", script, *arguments],
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    return done.stdout
+def test_folders_and_names_are_read_without_transformers_after_the_first_start(starts: Any) -> None:
+    first, second = starts
+    assert [*first["found"]] == [*REVISIONS]
+    assert "transformers" in first["imported"][0]
+    assert second["imported"] == [[], []]
+    for name in ("folder", "found"):
+        assert first[name] == second[name]
 
 
-@pytest.mark.parametrize("revision", ["", COMMIT, "main"])
-def test_a_name_is_read_without_transformers_after_the_first_start(
-    hub: Path, revision: str
-) -> None:
-    first, second = (in_a_process(SCRIPT, hub, revision).splitlines() for _ in range(2))
-    assert first[0] == second[0]
-    assert "transformers" in first[1]
-    assert second[1] == "[]"
+def test_a_name_has_the_identity_of_its_files(starts: Any) -> None:
+    found, folder = starts[0]["found"], starts[0]["folder"]
+    assert {tuple(facts) for facts in found.values()} == {tuple(folder)}
 
 
-def test_a_name_has_the_identity_of_its_files(hub: Path) -> None:
-    here = in_a_process(SCRIPT.replace("owner/model", str(embedded.path())), hub, "")
-    assert in_a_process(SCRIPT, hub, "").split()[0] == here.split()[0]
-
-
-def test_a_model_that_is_not_here_is_refused_in_the_same_words(hub: Path) -> None:
-    script = """
-from pipegen.backends.checkpoint.checkpoint import Checkpoint
-from pipegen.engines.settings import ModelLoadConfig
-try:
-    Checkpoint(ModelLoadConfig(model="owner/other")).identity
-except Exception as raised:
-    print(type(raised).__name__, raised.error.message)
-"""
-    words = in_a_process(script, hub)
-    assert words.startswith("CallFailed ")
+def test_a_model_that_is_not_here_is_refused_in_the_same_words(starts: Any) -> None:
+    error, words = starts[0]["other"]
+    assert error == "CallFailed"
     assert "'owner/other': the model is not on this machine, and the hub is not asked" in words
 
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -305,25 +303,3 @@ def test_a_template_that_is_read_otherwise_is_rendered_by_transformers(
     monkeypatch.setattr(loader, "_written_templates", lambda *_: "{{ messages[0].content }}")
     for made in (checkpoint(folder), checkpoint(folder)):
         assert not isinstance(made.tokenizer.source, LightTokenizer)
-
-
-def test_the_next_process_imports_no_transformers(tmp_path: Path) -> None:
-    folder = saved(instruct_tokenizer(), tmp_path / "model")
-    script = """
-import sys
-from pipegen.backends.checkpoint.checkpoint import Checkpoint
-from pipegen.engines.settings import ModelLoadConfig
-made = Checkpoint(ModelLoadConfig(model=sys.argv[1]))
-facts = made.tokenizer.encode("Hi"), made.renderer.template, made.renderer.rewrites
-facts = made.eos_token_ids, made.bos_token, made.vocab_size, made.positions, made.dtype
-facts = made.is_vision_model, made.identity, made.pad_token_id, made.generation_config
-print(sorted({"torch", "transformers", "numpy", "huggingface_hub"} & sys.modules.keys()))
-"""
-    output = [
-        subprocess.run(
-            [sys.executable, "-c", script, str(folder)], check=True, capture_output=True, text=True
-        ).stdout
-        for _ in range(2)
-    ]
-    assert "transformers" in output[0]
-    assert output[1] == "[]\n"
