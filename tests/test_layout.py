@@ -41,7 +41,7 @@ ROOMS = (
 )
 """Each imports only itself and those before it."""
 BUDGETS = {
-    "backends": 131_050,
+    "backends": 131_130,
     "cli": 40_300,
     "records": 38_850,
     "report": 33_700,
@@ -51,7 +51,7 @@ BUDGETS = {
     "stages": 24_700,
     "io": 21_650,
     "template": 16_300,
-    "answer": 14_100,
+    "answer": 14_110,
     "core": 13_550,
     "media": 13_350,
     "contrib": 9_400,
