@@ -41,7 +41,7 @@ ROOMS = (
 )
 """Each imports only itself and those before it."""
 BUDGETS = {
-    "backends": 130_850,
+    "backends": 130_950,
     "cli": 41_600,
     "records": 39_050,
     "report": 32_350,

@@ -14,12 +14,10 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from returns.result import Failure, Success
 
-from pipegen.answer.tagged_calls import Tags, tagged_form, tags_of
-from pipegen.answer.tool_calls import read_calls
 from pipegen.core.errors import GenerationError, InvalidRequest, TemplateFailed, UnsupportedOption
 from pipegen.core.slots import Slot, is_ok
 from pipegen.ending.detokenize import ids_behind
@@ -46,6 +44,9 @@ from pipegen.template.call_syntax import (
 from pipegen.template.control_tokens import ControlTokens
 from pipegen.template.template import FIRST_ID
 from pipegen.template.thinking import call_after_thought
+
+if TYPE_CHECKING:
+    from pipegen.answer.tagged_calls import Tags
 
 _OF_SERVERS = {
     "auto": (
@@ -125,6 +126,8 @@ def _unsupported(error: GenerationError) -> UnsupportedOption:
 
 def _form(texts: CallTexts, tools: Mapping[str, Any], tokenizer: Tokenizer) -> Slot[CallForm]:
     """The form of a call of one of these tools."""
+    from pipegen.answer.tagged_calls import tagged_form
+
     schemas, tags = {name: strict_json.dump(schema) for name, schema in tools.items()}, texts.tags
     ends, closes, forms = "", texts.closes, []
     if tags is not None:
@@ -167,6 +170,9 @@ def call_texts(writer: Writer, control: ControlTokens | None = None) -> Slot[Cal
 
 
 def _call_texts(syntax: Syntax, writer: Writer, control: ControlTokens | None) -> Slot[CallTexts]:
+    from pipegen.answer.tagged_calls import tags_of
+    from pipegen.answer.tool_calls import read_calls
+
     ahead, behind, begins, after = syntax.ahead, syntax.behind, "", ""
     if control is not None:
         called = call_after_thought(writer, control)

@@ -27,7 +27,7 @@ import operator
 from collections.abc import Callable, Collection, Iterable
 from functools import partial
 from itertools import takewhile
-from typing import Any, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from returns.result import Failure, Success
 
@@ -46,7 +46,9 @@ from pipegen.records.options import GenerationOptions, flat_values, in_effect, r
 from pipegen.records.results import Encoded, Prompt, Raw, ResolvedRequest, TokenLogprob
 from pipegen.records.scores import ScoreInput, TokenScores
 from pipegen.stages.fitting import check_changed
-from pipegen.stages.multi_call import Asks, answer_in_parts, replayed
+
+if TYPE_CHECKING:
+    from pipegen.stages.multi_call import Asks
 
 A = TypeVar("A")
 B = TypeVar("B")
@@ -79,11 +81,11 @@ def _call(backend: AnyBackend, before: Steps, after: Steps) -> Call:
             if not is_ok(admitted):
                 return admitted
             sent = admitted.unwrap()
-        return (
-            replayed(_asking(backend, value, sent), answers)
-            if several
-            else EngineRequest(backend, sent)
-        )
+        if not several:
+            return EngineRequest(backend, sent)
+        from pipegen.stages.multi_call import replayed
+
+        return replayed(_asking(backend, value, sent), answers)
 
     return Call(
         name="call",
@@ -119,6 +121,8 @@ def _asking(engine: AnyBackend, encoded: Encoded, sent: Encoded) -> Asks[Raw]:
     if encoded.options.max_new_tokens == 0:
         raw = Raw(encoded=encoded, token_ids=())
     elif encoded.prompt.thought is not None or encoded.prompt.call is not None:
+        from pipegen.stages.multi_call import answer_in_parts
+
         model = yield reader_of(engine)()
         raw = yield from answer_in_parts(encoded, sent, engine, model)
     else:

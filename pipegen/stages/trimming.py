@@ -11,9 +11,7 @@ from typing import Any, overload
 
 from returns.result import Failure, Result, Success
 
-from pipegen.answer.answer_check import WORDS, Answer, disobeyed
 from pipegen.answer.split_thought import thinking_unfinished
-from pipegen.answer.tool_calls import read_calls
 from pipegen.core.backend import require_backend
 from pipegen.core.errors import MalformedResponse, PluginFailed
 from pipegen.core.foreign_calls import call_tokenizer
@@ -39,8 +37,6 @@ from pipegen.records.results import (
     closest_choice,
 )
 from pipegen.stages.gather_samples import GATHER
-from pipegen.template.call_signs import what_cut
-from pipegen.template.call_syntax import loads, openai_call, writer_of
 from pipegen.template.template import call
 
 
@@ -157,6 +153,10 @@ def with_tool_calls(
     """The result with the tool calls of its answer: the one that was forced, or those that are read
     (see `pipegen.answer.tool_calls`).
     """
+    from pipegen.answer.tool_calls import read_calls
+    from pipegen.template.call_signs import what_cut
+    from pipegen.template.call_syntax import loads, openai_call, writer_of
+
     if raw.call is not None and result.finish is Finish.EOS:
         name, arguments = raw.call
         forced = freeze(openai_call(call(name, loads(arguments))))
@@ -257,6 +257,8 @@ def _wrong_form(decoded: Decoded, route_name: str) -> MalformedResponse | None:
     """What is wrong with the form of an answer; one that something else than an end token ended
     need not be complete.
     """
+    from pipegen.answer.answer_check import WORDS, Answer, disobeyed
+
     answer = Answer(
         text=decoded.text, finish=WORDS[decoded.finish], stops=decoded.finish is not Finish.EOS
     )

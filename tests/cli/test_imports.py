@@ -137,3 +137,30 @@ def test_an_estimate_of_texts_imports_what_renders_them_alone(
     run_here(*ESTIMATE)
     (imported,) = imported_by(folder, ESTIMATE)
     assert imported <= {"tokenizers", "jinja2"}
+
+
+TEXT = """
+import json, sys
+import pipegen as pg
+with pg.backends.hf("embedded") as route:
+    (slot,) = pg.run(route, [{"prompt": "Hi"}], {"max_new_tokens": 1})
+assert pg.is_ok(slot), slot
+print(json.dumps(sorted(name for name in sys.modules if name.startswith("pipegen."))))
+"""
+NOT_FOR_TEXT = {
+    *("answer.answer_check", "answer.regex_check", "answer.value_patterns"),
+    *("answer.tagged_calls", "answer.tool_calls", "stages.multi_call", "template.call_signs"),
+    *("backends.forced_text", "backends.grammar", "backends.settled_schema"),
+    *("backends.hf.hf_scoring", "backends.hf.scored_rows", "backends.checkpoint.video_processors"),
+    *("media.frames", "media.video", "backends.servers", "io", "jobs", "config", "cli", "plugins"),
+}
+"""What forms, tool calls, scores, videos, servers and files take."""
+
+
+def test_a_text_answer_imports_only_what_it_takes() -> None:
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", TEXT], capture_output=True, text=True, check=True
+    )
+    imported = {name.removeprefix("pipegen.") for name in json.loads(done.stdout)}
+    assert "backends.hf.computing" in imported
+    assert imported & NOT_FOR_TEXT == set()

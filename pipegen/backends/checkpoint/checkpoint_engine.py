@@ -5,7 +5,7 @@ plugins.
 from __future__ import annotations
 
 import gc
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from immutabledict import immutabledict
@@ -134,11 +134,15 @@ class CheckpointEngine(HasModelMetadata, Pluggable):
         return answers(self, inputs)
 
 
-def release() -> None:
-    """Give what nobody holds any more back to the devices."""
+def release(modules: Iterable[Callable[[], object]] | None = None) -> None:
+    """Give what nobody holds any more back to the devices. A garbage collection goes through
+    every object of the process; with weak references to `modules` it is made only where one of them
+    still lives.
+    """
     import torch
 
-    gc.collect()
+    if modules is None or any(module() is not None for module in modules):
+        gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
     if torch.backends.mps.is_available():

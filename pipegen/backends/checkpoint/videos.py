@@ -10,23 +10,16 @@ from returns.result import Failure
 
 from pipegen.backends.checkpoint.families import FAMILIES, family_of
 from pipegen.backends.checkpoint.image_processors import CannotProcess, load_processor
-from pipegen.backends.checkpoint.video_processors import (
-    expand_video,
-    load_video_processor,
-    video_inputs,
-    video_spec_from,
-)
 from pipegen.core.errors import ContractError, UnsupportedMultimodal
 from pipegen.core.slots import Slot
 from pipegen.engines.extras import MissingExtra, need
-from pipegen.media.frames import VideoSpec
-from pipegen.media.video import prepare_video
 from pipegen.records.messages import VideoSource
 from pipegen.records.options import VlmPreprocessOptions
 from pipegen.records.results import PreparedImage
 
 if TYPE_CHECKING:
     from pipegen.backends.checkpoint.checkpoint import Checkpoint
+    from pipegen.media.frames import VideoSpec
 
 
 class Videos:
@@ -76,6 +69,8 @@ class Videos:
         """The checkpoint's whole processor, with its part for videos. Raises `CannotProcess` where
         it cannot be had.
         """
+        from pipegen.backends.checkpoint.video_processors import load_video_processor
+
         need("transformers", "hf", "reading videos")
         load, kind = self._checkpoint.load, self._checkpoint.model_type
         processor = load_processor(
@@ -94,6 +89,8 @@ class Videos:
         """What videos have to become for this model. Raises `CannotProcess` where that cannot be
         known.
         """
+        from pipegen.backends.checkpoint.video_processors import video_spec_from
+
         return video_spec_from(self._processor.video_processor, self._checkpoint.config)
 
     @cached_property
@@ -124,6 +121,9 @@ class Videos:
         except MissingExtra as missing:
             hint = "install it, or give the frames as images with their times"
             return Failure(UnsupportedMultimodal(str(missing), hint=hint))
+        from pipegen.backends.checkpoint.video_processors import expand_video
+        from pipegen.media.video import prepare_video
+
         return prepare_video(source, self.spec, options, index).bind(
             lambda video: expand_video(
                 self._processor, video, self._checkpoint.tokenizer, self.token_id or 0
@@ -132,4 +132,6 @@ class Videos:
 
     def inputs(self, videos: Sequence[PreparedImage]) -> dict[str, Any]:
         """What the model gets for these videos, in order."""
+        from pipegen.backends.checkpoint.video_processors import video_inputs
+
         return video_inputs(self._processor, videos)

@@ -28,7 +28,6 @@ from pipegen.backends.hf.first_steps import (
 )
 from pipegen.backends.hf.hf_grammar import Grammars
 from pipegen.backends.hf.hf_rows import HFRow
-from pipegen.backends.hf.hf_scoring import Scoring
 from pipegen.backends.hf.load import (
     PassFailed,
     Weights,
@@ -104,6 +103,8 @@ class Computing:
 
     def scores(self, rows: Sequence[tuple[int, ScoreInput]]) -> dict[int, Slot[TokenScores]]:
         """The log probabilities of continuations; see `pipegen.backends.hf.hf_scoring`."""
+        from pipegen.backends.hf.hf_scoring import Scoring
+
         slots: dict[int, Slot[TokenScores]] = {}
         for position, row in rows:
             encoded = row.whole

@@ -20,7 +20,6 @@ import torch
 from returns.result import Failure, Success
 
 from pipegen.backends.checkpoint.checkpoint import Checkpoint
-from pipegen.backends.grammar import cannot_compile, form_of, grammar_of, unsupported_with_form
 from pipegen.backends.hf.hf_rows import HFRow
 from pipegen.core.errors import GenerationError, UnsupportedOption
 from pipegen.core.foreign_calls import Raised, guard
@@ -78,6 +77,8 @@ class RowGrammar:
 
 def broken(option: str, matcher: Any) -> UnsupportedOption | None:
     """The error where a grammar cannot go on: a limit of llguidance's is passed. Otherwise None."""
+    from pipegen.backends.grammar import cannot_compile
+
     return cannot_compile(option, matcher.get_error()) if matcher.is_error() else None
 
 
@@ -95,6 +96,8 @@ class Grammars:
         """The grammar of a row with these options, at its beginning; None where the form of the
         answer is free. Fails as `grammar_of` does.
         """
+        from pipegen.backends.grammar import form_of, grammar_of, unsupported_with_form
+
         checkpoint = self._checkpoint
         name = next(iter(form_of(options)), "")
         if not name:

@@ -7,6 +7,7 @@ import inspect
 import threading
 import traceback
 import warnings
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
@@ -216,8 +217,9 @@ class Weights:
         """Let go of the model and give its memory back. It loads again when it is needed again."""
         with self.lock:
             if self._model is not None:
+                modules = [weakref.ref(module) for module in self._model.modules()]
                 self._model = self.compiled = None
-                release()
+                release(modules)
 
 
 def advice(load: ModelLoadConfig, raised: Exception) -> str:

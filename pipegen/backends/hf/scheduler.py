@@ -162,9 +162,20 @@ class Schedule:
         )
         self._prefixes, self._most = prefixes, self._size
         self._sharing = 0 if traits.alone else sharing
-        self._mixes = adapters_together(model)
+        mixes = adapters_together(model)
+
+        def adapter_of(row: HFRow) -> str:
+            """The adapter that all rows of a pass must have; empty where they need not."""
+            return "" if mixes else row.adapter
+
+        def key(row: HFRow) -> tuple[Any, ...]:
+            # those under way; of conversations the one with fewer turns, so that none ends alone
+            return adapter_of(row), not row.token_ids, prefixes.turns(row), row.order
+
+        self._adapter_of = adapter_of
+        # neither holds the schedule: a cycle would keep the model until the garbage collector runs
         self._waiting = Waiting[HFRow](
-            size, overdue=16 * size, key=self._key, source=lambda row: row.source
+            size, overdue=16 * size, key=key, source=lambda row: row.source
         )
         self._prefilled: _PrefilledRows | None = None
         self._running: list[HFRow] = []
@@ -210,14 +221,6 @@ class Schedule:
     @property
     def _active(self) -> int:
         return len(self._going)
-
-    def _key(self, row: HFRow) -> tuple[Any, ...]:
-        # those under way; of conversations the one with fewer turns, so that none ends alone
-        return self._adapter_of(row), not row.token_ids, self._prefixes.turns(row), row.order
-
-    def _adapter_of(self, row: HFRow) -> str:
-        """The adapter that all rows of a pass must have; empty where they need not."""
-        return "" if self._mixes else row.adapter
 
     def step(self) -> list[HFRow]:
         """Bring rows one token further, and return those that got one or failed."""

@@ -14,10 +14,12 @@ import torch
 from support.calls import events as events_of
 from support.models import encoded
 
+from pipegen.backends.hf.hf_engine import HFEngine
 from pipegen.backends.hf.load import is_out_of_memory
 from pipegen.core.errors import BackendFailed, CallFailed
 from pipegen.core.slots import is_ok
 from pipegen.engines.protocol import TokensMade
+from pipegen.engines.settings import ModelLoadConfig
 from pipegen.records.options import StopOptions
 
 FULL = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB")
@@ -151,8 +153,6 @@ def test_weights_that_do_not_fit_fail_the_call(
     folder_of: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from pipegen.backends.hf import load
-    from pipegen.backends.hf.hf_engine import HFEngine
-    from pipegen.engines.settings import ModelLoadConfig
 
     tries = []
 
@@ -228,9 +228,6 @@ def test_images_ride_along_when_a_batch_is_split(
 
 
 def test_a_released_model_is_really_gone_and_loads_again(folder_of: Callable[[str], Any]) -> None:
-    from pipegen.backends.hf.hf_engine import HFEngine
-    from pipegen.engines.settings import ModelLoadConfig
-
     engine = HFEngine(ModelLoadConfig(model=str(folder_of("qwen3")), dtype="float32"))
     first = engine.generate([encoded([70, 71], max_new_tokens=4)])
     gone = weakref.ref(engine.computing.loaded())
@@ -243,6 +240,37 @@ def test_a_released_model_is_really_gone_and_loads_again(folder_of: Callable[[st
     assert engine.generate([encoded([70, 71], max_new_tokens=4)]) == first
     engine.close()
     engine.close()
+
+
+@pytest.mark.parametrize("family", ["qwen3", "qwen3_vl", "gemma3", "falcon_h1"])
+def test_a_model_that_is_released_goes_without_a_garbage_collection(
+    family: str, folder_of: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = HFEngine(ModelLoadConfig(model=str(folder_of(family)), dtype="float32"))
+    collections: list[int] = []
+    gc.disable()
+    try:
+        engine.generate([encoded([70, 71], max_new_tokens=4, temperature=1.0, seed=1)])
+        modules = [weakref.ref(module) for module in engine.computing.loaded().modules()]
+        with monkeypatch.context() as patched:
+            patched.setattr(gc, "collect", lambda: collections.append(1))
+            engine.close()
+    finally:
+        gc.enable()
+    assert not any(module() for module in modules)
+    assert not collections
+
+
+def test_a_model_that_holds_itself_is_released_by_a_garbage_collection(
+    folder_of: Callable[[str], Any],
+) -> None:
+    engine = HFEngine(ModelLoadConfig(model=str(folder_of("qwen3")), dtype="float32"))
+    model = engine.computing.loaded()
+    model.model.norm.holds = model.forward  # as the hooks of accelerate do
+    gone = weakref.ref(model)
+    del model
+    engine.close()
+    assert gone() is None
 
 
 def test_only_a_lack_of_memory_is_one() -> None:
