@@ -5,6 +5,7 @@ which lines it left out.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import logging
 import os
@@ -203,18 +204,20 @@ def test_damaged_settings_say_what_to_do(tmp_path: Path, caplog: pytest.LogCaptu
             pg.job(route, ROWS, tmp_path / "other")
 
 
-@pytest.mark.parametrize("within", [False, True])
+WRONG_SETTINGS: tuple[dict[str, Any], ...] = (
+    {"rewrites": None},
+    {"rewrites": [7]},
+    {"adapters": None},
+    {"adapters": ["a"]},
+    {"adapters": {"a": 7}},
+    {"engines": [7]},
+    {"options": []},
+)
+
+
 @pytest.mark.parametrize(
-    "wrong",
-    [
-        {"rewrites": None},
-        {"rewrites": [7]},
-        {"adapters": None},
-        {"adapters": ["a"]},
-        {"adapters": {"a": 7}},
-        {"engines": [7]},
-        {"options": []},
-    ],
+    ("wrong", "within"),
+    [*itertools.product(WRONG_SETTINGS, (False, True)), ({"runs": {"a": 7}}, False)],
 )
 def test_settings_of_a_wrong_type_are_damaged(
     tmp_path: Path, wrong: dict[str, Any], *, within: bool

@@ -249,7 +249,7 @@ def test_an_answer_is_read(ask: Any) -> None:
         {"choices": [choice(token_ids="56")]},
         {"choices": [choice(finish_reason=None)]},
         {"choices": [choice(finish_reason=3)]},
-        {"choices": [choice(index="0")]},
+        {"choices": [choice(index="1")]},
         {"choices": [choice()], "prompt_token_ids": "123"},
     ],
 )
