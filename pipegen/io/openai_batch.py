@@ -166,7 +166,8 @@ def request_from_batch(values: Mapping[str, Any], where: str) -> Slot[Generation
             f"{where}: body.response_format takes the type 'text', 'json_object' or 'json_schema'"
             f" here, the last with its schema, not {form!r:.80}"
         )
-    if choice := _forced(fields.pop("tool_choice", "auto"), request.get("tools")):
+    choice = _forced(fields.pop("tool_choice", "auto"), request.get("tools"))
+    if choice is not None:
         fields["tool_choice"] = choice
     options, refusal = _options(fields, where, chat=url == CHAT)
     return _refused(refusal) if refusal else request_from({**request, "options": options}, where)
