@@ -85,7 +85,7 @@ def ended_wrong(
 
 
 def error_within(value: object) -> WireReply | None:
-    """The refusal that an answer of status 200, or an event of a stream, tells of; None where it
+    """The refusal that an answer with a good status, or an event of a stream, tells of; None where it
     tells of none.
 
     It stands beside the choices, in a choice, in its message, or in SGLang's reason for an end.
