@@ -465,8 +465,9 @@ def test_a_gateway_may_say_that_it_has_made_an_answer() -> None:
     assert streamed(stream).unwrap().text == "Hello"
 
 
-def test_a_message_that_is_null_beside_a_delta_says_nothing() -> None:
+@pytest.mark.parametrize("nothing", [None, {}])
+def test_a_message_that_is_null_beside_a_delta_says_nothing(nothing: Any) -> None:
     pieces = [chunk("Hello"), chunk(finish="stop")]
     for piece in pieces:
-        piece["choices"][0]["message"] = None
+        piece["choices"][0]["message"] = nothing
     assert streamed(events(*pieces)).unwrap().text == "Hello"
