@@ -178,6 +178,7 @@ def test_an_answer_that_is_complete_needs_no_known_word() -> None:
 ERRORS: list[tuple[Any, type[pg.GenerationError]]] = [
     ({"code": 429, "message": "slow down"}, pg.RateLimited),
     ({"code": "429", "message": "slow down"}, pg.RateLimited),
+    ({"code": 429.0, "message": "slow down"}, pg.RateLimited),
     ({"type": "rate_limit_error", "message": "slow down"}, pg.RateLimited),
     ({"code": "rate_limit_exceeded", "message": "slow down"}, pg.RateLimited),
     ({"status": "UNAVAILABLE", "message": "busy"}, pg.RateLimited),
