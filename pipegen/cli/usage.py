@@ -112,7 +112,7 @@ def load_of(
             " FILE",
             "--model",
         )
-    backend = backend or "hf"
+    backend = "hf" if backend is None else backend
     if backend.lower() not in TYPES:
         refuse(
             f"takes one of {', '.join(TYPES)}, not {backend!r}{nearest(backend, TYPES)}",

@@ -406,7 +406,7 @@ def _times_in(values: Mapping[str, Any]) -> Sequence[Sequence[float]]:
     times: Any = values.get("video_times")
     try:
         return [sorted(set(map(float, video))) for video in times or ()]
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         return ()
 
 

@@ -363,15 +363,15 @@ def _unknown(
     why = legacy_key_hint(name, beside) or ("" if dialect is None else field_refusal(name, dialect))
     if why:
         return why
+    foreign = (
+        "; a field that only the server knows goes into extra_body" if "extra_body" in keys else ""
+    )
     value = beside[name]
     inner = next(
         filter(OPTIONS_ANYWHERE.__contains__, value if isinstance(value, Mapping) else ()), ""
     )
     if inner:
-        return (
-            f"{inner} is a key beside type and model, not within another; a field that only the"
-            " server knows goes into extra_body"
-        )
+        return f"{inner} is a key beside type and model, not within another{foreign}"
     names = ("type", "model", *_FALLBACK, *keys, *option_names(), *SERVER_NAMES)
     if dialect is not None and name in _SERVERS_OWN:
         return ""
@@ -387,7 +387,7 @@ def _unknown(
         return f"type {kind!r} takes no such key{near}"
     near = other or nearest_setting(name, (*names, *KEYS), CLOSE)
     reason = f"type {kind!r} takes no such key{near}"
-    return f"{reason}; a field that only the server knows goes into extra_body" if near else ""
+    return f"{reason}{foreign}" if near else ""
 
 
 def _settle_access(settings: dict[str, Any], entries: Mapping[str, Any], place: Place) -> None:

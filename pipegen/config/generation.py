@@ -33,10 +33,10 @@ from pipegen.records.options import (
 OPTIONS_ANYWHERE = frozenset(
     name
     for name in (*OPTIONS, *SERVER_NAMES)
-    if OPTIONS[SERVER_NAMES.get(name, name)].group != "structured"
+    if OPTIONS[SERVER_NAMES.get(name, name)].group not in ("structured", "preprocess")
 )
 """Keys that are options within another key too. Servers have fields of their own that hold the form
-of an answer.
+of an answer, or how images are read (vLLM's `mm_processor_kwargs`).
 """
 
 

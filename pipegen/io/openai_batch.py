@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate
@@ -33,6 +32,7 @@ from pipegen.core.errors import (
     Timeout,
 )
 from pipegen.core.slots import Slot, is_ok
+from pipegen.records.answer_parts import whole_number
 from pipegen.records.codec import error_from, error_to_plain
 from pipegen.records.fields import InvalidField, nearest
 from pipegen.records.option_table import SERVER_NAMES
@@ -166,7 +166,8 @@ def request_from_batch(values: Mapping[str, Any], where: str) -> Slot[Generation
             f"{where}: body.response_format takes the type 'text', 'json_object' or 'json_schema'"
             f" here, the last with its schema, not {form!r:.80}"
         )
-    if choice := _forced(fields.pop("tool_choice", "auto"), request.get("tools")):
+    choice = _forced(fields.pop("tool_choice", "auto"), request.get("tools"))
+    if choice is not None:
         fields["tool_choice"] = choice
     options, refusal = _options(fields, where, chat=url == CHAT)
     return _refused(refusal) if refusal else request_from({**request, "options": options}, where)
@@ -286,9 +287,8 @@ def error_of_batch(values: Mapping[str, Any]) -> GenerationError | None:
     """
     response = values.get("response")
     response = response if isinstance(response, Mapping) else {}
-    body, status = response.get("body"), response.get("status_code")
-    if isinstance(status, str) and re.fullmatch("[0-9]{3}", status):
-        status = int(status)
+    body, written = response.get("body"), response.get("status_code")
+    status = whole_number(written)
     answer = body if isinstance(body, Mapping) else {}
     error = values.get("error") or answer.get("error")
     if not error and answer and status not in range(300, 600):
@@ -297,7 +297,7 @@ def error_of_batch(values: Mapping[str, Any]) -> GenerationError | None:
     nested = outer.get("error")
     inner = nested if isinstance(nested, Mapping) else outer
     message = outer.get("message") or inner.get("message")
-    words = str(message or f"the line has status {status} and no answer")[:1000]
+    words = str(message or f"the line has status {written} and no answer")[:1000]
     kind = outer.get("code")
     if kind in errors.__all__:  # of this library
         with contextlib.suppress(InvalidField):

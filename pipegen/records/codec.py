@@ -278,12 +278,12 @@ _ERRORS: Mapping[str, Any] = {
 
 
 def error_from(values: object) -> GenerationError:
-    """The error that `error_to_plain` was given. Raises `InvalidField` for an unknown type or
-    field.
+    """The error that `error_to_plain` was given. A null says nothing. Raises `InvalidField` for an
+    unknown type or field.
     """
     if not isinstance(values, Mapping):
         raise InvalidField(f"error takes a mapping with a 'type', not {type(values).__name__}")
-    fields = dict(values)
+    fields = without_none(values)
     name = fields.pop("type", None)
     if name not in _ERRORS:
         raise InvalidField(f"error.type takes one of {', '.join(_ERRORS)}, not {name!r:.200}")

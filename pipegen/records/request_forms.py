@@ -166,7 +166,7 @@ def refused_entry(name: str, value: object) -> str | None:
     """
     if isinstance(value, (str, bytes, Mapping, list, tuple)) and not value:
         return None
-    return None if _NEUTRAL.get(name, _NEUTRAL) == value else refused(name)
+    return None if name in _NEUTRAL and _NEUTRAL[name] == value else refused(name)
 
 
 @functools.lru_cache(maxsize=1024)

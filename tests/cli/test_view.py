@@ -222,7 +222,7 @@ def test_brief_lines_are_shown(command: Command, tmp_path: Path) -> None:
         assert text in page.texts
 
 
-@pytest.mark.parametrize("times", [3, [3], [["x"]], "x", None])
+@pytest.mark.parametrize("times", [3, [3], [["x"]], [[10**400]], "x", None])
 def test_times_of_frames_in_another_form_are_no_times(
     command: Command, tmp_path: Path, times: object
 ) -> None:

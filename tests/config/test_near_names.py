@@ -100,8 +100,11 @@ WITHIN: dict[str, Any] = {
 def test_options_within_another_key_are_told_their_place(kind: str, name: str) -> None:
     backend = {"type": kind, "model": "m", name: WITHIN[name]}
     *_, option = WITHIN[name]
-    with pytest.raises(pg.UnknownField, match=f"{name}: {option} is a key beside type and model"):
+    with pytest.raises(
+        pg.UnknownField, match=f"{name}: {option} is a key beside type and model"
+    ) as raised:
         chat_from({"backend": backend})
+    assert ("extra_body" in str(raised.value)) == (kind in ("openai", "vllm_server"))
 
 
 @pytest.mark.parametrize(
@@ -109,6 +112,7 @@ def test_options_within_another_key_are_told_their_place(kind: str, name: str) -
     [
         {"response_format": {"type": "json_schema", "json_schema": {"schema": {}}}},
         {"structured_outputs": {"regex": "a"}},
+        {"mm_processor_kwargs": {"max_pixels": 100_352, "fps": 2}},
         {"extra_body": {"nvext": {"top_k": 3}}},
     ],
 )

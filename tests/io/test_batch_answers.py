@@ -67,8 +67,9 @@ def test_an_answer_counts_whatever_the_status_of_its_success(tmp_path: Path, sta
     assert read(tmp_path, line({"status_code": status, "body": body})).unwrap().text == "A"
 
 
-def test_a_status_that_is_text_is_one(tmp_path: Path) -> None:
-    error = read(tmp_path, line({"status_code": "429", "body": {"message": "no"}})).failure()
+@pytest.mark.parametrize("status", ["429", 429.0, "429.0"])
+def test_a_status_that_is_text_is_one(tmp_path: Path, status: Any) -> None:
+    error = read(tmp_path, line({"status_code": status, "body": {"message": "no"}})).failure()
     assert isinstance(error, pg.RateLimited)
 
 

@@ -132,6 +132,10 @@ def test_a_list_of_one_prompt_is_that_prompt() -> None:
             line(messages=MESSAGES, tool_choice={"type": "function"}),
             "tool_choice takes a string",
         ),
+        *(
+            (line(messages=MESSAGES, tool_choice=no), "tool_choice takes a string")
+            for no in ("", {})
+        ),
         (
             line(messages=MESSAGES, structured_outputs={"grammar": "g"}),
             "body.structured_outputs takes one of json",

@@ -21,7 +21,7 @@ from returns.result import Failure, Success
 import pipegen
 from pipegen.answer.json_check import wrong_in_json
 from pipegen.config import lines_schema
-from pipegen.core.errors import GenerationError, Timeout
+from pipegen.core.errors import GenerationError, Refused, Timeout
 from pipegen.io.jsonl import from_plain, to_plain
 from pipegen.records import strict_json
 from pipegen.records.codec import (
@@ -181,6 +181,16 @@ def test_an_error_inside_an_error_is_read_too() -> None:
         error_from({"type": "Refused", "earlier": [{"type": "Timeout", "mesage": "x"}]})
     with pytest.raises(InvalidField, match="error takes a mapping with a 'type', not str"):
         error_from("x")
+
+
+def test_what_another_program_has_filled_in_with_null_says_nothing_of_an_error() -> None:
+    """polars and pyarrow give each error of a file the fields of all its errors."""
+    error = Timeout("slow", earlier=(Refused("no"),))
+    nothing = {"earlier": None, "incident": None, "prompt_tokens": None}
+    (first,) = error_to_plain(error)["earlier"]
+    filled = {**nothing, **error_to_plain(error), "earlier": [{**nothing, **first}]}
+    assert error_from(filled) == error
+    assert error_from({**nothing, **first}) == Refused("no")
 
 
 @pytest.mark.parametrize(

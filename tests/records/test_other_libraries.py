@@ -129,6 +129,15 @@ def test_rows_of_pandas_are_requests() -> None:
     assert keyed == {0: "1", 1: "2"}
 
 
+@pytest.mark.parametrize("size", [0, 1, 3])
+def test_a_column_of_arrays_is_carried_along(size: int) -> None:
+    pandas = pytest.importorskip("pandas")
+    frame = pandas.DataFrame({"prompt": ["a"], "embedding": [numpy.ones(size)]})
+    for row in (*frame.to_dict("records"), next(frame.iterrows())[1]):
+        asked = request_from(row).unwrap()
+        assert asked.metadata["embedding"].tolist() == [1.0] * size
+
+
 def test_what_is_missing_in_records_of_pandas_is_none() -> None:
     pandas = pytest.importorskip("pandas")
     frame = pandas.DataFrame(

@@ -99,7 +99,7 @@ class AttemptFailed(Exception):
 
 
 class HttpStatusError(Exception):
-    """The server answered with another status than 200."""
+    """The server answered with a status that is not in `ANSWERED`."""
 
     def __init__(self, reply: WireReply) -> None:
         super().__init__(reply)
@@ -184,8 +184,8 @@ class Transport:
         body: bytes | Upload | None = None,
         most: int = BASE,
     ) -> WireReply:
-        """One attempt, whose answer may have `most` bytes. Raises `HttpStatusError` for another
-        status than 200, and `AttemptFailed`.
+        """One attempt, whose answer may have `most` bytes. Raises `HttpStatusError` for a
+        status that is not in `ANSWERED`, and `AttemptFailed`.
         """
         body = body or body_of(request)
         here = self._held.last() or await self._held.get()

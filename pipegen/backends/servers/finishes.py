@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from pipegen.backends.servers.reading import alone
 from pipegen.backends.servers.wire import WireReply
 from pipegen.core.errors import BackendFailed, GenerationError, MalformedResponse, Refused
+from pipegen.records.answer_parts import whole_number
 from pipegen.records.finish_words import meaning_of, plain_word
 
 _STATUSES: Mapping[int, str] = {
@@ -85,7 +86,7 @@ def ended_wrong(
 
 
 def error_within(value: object) -> WireReply | None:
-    """The refusal that an answer of status 200, or an event of a stream, tells of; None where it
+    """The refusal that an answer with a good status, or an event of a stream, tells of; None where it
     tells of none.
 
     It stands beside the choices, in a choice, in its message, or in SGLang's reason for an end.
@@ -123,10 +124,8 @@ def _reply(error: Mapping[str, object]) -> WireReply:
     status = 500
     for name in ("status", "status_code", "code", "type"):
         code = error.get(name)
-        number = (
-            int(code) if isinstance(code, str) and code.isdecimal() and len(code) == 3 else code
-        )
-        if type(number) is int and 400 <= number < 600:
+        number = whole_number(code)
+        if number is not None and 400 <= number < 600:
             status = number
             break
         if isinstance(code, str) and plain_word(code) in _BY_CODE:

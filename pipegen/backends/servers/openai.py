@@ -79,7 +79,7 @@ def from_event(event: Any, ask: ServerRequest, seen: int) -> Slot[tuple[Completi
     completions = pieces(
         event,
         lambda choice: _completion(
-            choice, event, ask, seen, "delta" if choice.get("message") is None else "message"
+            choice, event, ask, seen, "delta" if choice.get("message") in (None, {}) else "message"
         ),
         event=True,
     )

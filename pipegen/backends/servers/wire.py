@@ -163,7 +163,7 @@ class Wire:
     to_wire: Callable[[ServerRequest, Facts], Slot[WireRequest]]
     """The request, or why this engine cannot be asked this."""
     from_wire: Callable[[Any, ServerRequest], Slot[tuple[Completion, ...]]]
-    """The completion of an answer with status 200."""
+    """The completion of an answer with a good status."""
     from_event: Callable[[Any, ServerRequest, int], Slot[tuple[Completion, ...]]]
     """What one event of a stream brings, given how many tokens came before."""
     classify: Callable[[WireReply, ServerRequest], GenerationError]

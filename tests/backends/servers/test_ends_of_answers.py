@@ -178,6 +178,7 @@ def test_an_answer_that_is_complete_needs_no_known_word() -> None:
 ERRORS: list[tuple[Any, type[pg.GenerationError]]] = [
     ({"code": 429, "message": "slow down"}, pg.RateLimited),
     ({"code": "429", "message": "slow down"}, pg.RateLimited),
+    ({"code": 429.0, "message": "slow down"}, pg.RateLimited),
     ({"type": "rate_limit_error", "message": "slow down"}, pg.RateLimited),
     ({"code": "rate_limit_exceeded", "message": "slow down"}, pg.RateLimited),
     ({"status": "UNAVAILABLE", "message": "busy"}, pg.RateLimited),
@@ -465,8 +466,9 @@ def test_a_gateway_may_say_that_it_has_made_an_answer() -> None:
     assert streamed(stream).unwrap().text == "Hello"
 
 
-def test_a_message_that_is_null_beside_a_delta_says_nothing() -> None:
+@pytest.mark.parametrize("nothing", [None, {}])
+def test_a_message_that_is_null_beside_a_delta_says_nothing(nothing: Any) -> None:
     pieces = [chunk("Hello"), chunk(finish="stop")]
     for piece in pieces:
-        piece["choices"][0]["message"] = None
+        piece["choices"][0]["message"] = nothing
     assert streamed(events(*pieces)).unwrap().text == "Hello"
