@@ -97,7 +97,8 @@ def _joined(blocks: Sequence[Any], path: str) -> Content:
 
 
 def _either(value: Any, *names: str) -> Any:
-    return next((getattr(value, name) for name in names if hasattr(value, name)), None)
+    values = (getattr(value, name, None) for name in names)
+    return next((known for known in values if known is not None), None)
 
 
 def _is_mcp(value: Any) -> bool:

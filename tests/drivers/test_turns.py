@@ -443,6 +443,7 @@ def test_what_tools_give_becomes_json() -> None:
         (Answer(structured={"a": 1}), '{"a": 1}'),
         ([Block("text", text="one")], "one"),
         (Answer(Block("resource", resource=Block("", uri="file:a"))), "file:a"),
+        (Answer(Block("resource", resource=Block("", text=None, uri="file:a"))), "file:a"),
         (Answer(Block("text", text="no"), error=True), "error: no"),
     )
     for value, words in cases:
