@@ -331,3 +331,13 @@ def test_the_text_of_a_token_is_that_behind_others_where_the_tokenizer_knows_it(
             return f" {chr(token_id)}"
 
     assert (own_text(Spaced(), 97), own_text(TOY, 97)) == (" a", "a")
+
+
+@pytest.mark.parametrize("before", ["", "abcd"])
+def test_sixteen_tokens_wait_for_a_character_and_the_next_ends_the_wait(before: str) -> None:
+    detokenizer = Detokenizer(TOY)
+    for token_id in TOY.encode(before):
+        detokenizer.feed(token_id)
+    waited = [detokenizer.feed(0xFF) for _ in range(17)]
+    assert waited == [*[""] * 16, 14 * REPLACEMENT]  # three may be a character that is incomplete
+    assert detokenizer.finish() == 3 * REPLACEMENT
