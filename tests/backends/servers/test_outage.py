@@ -89,10 +89,9 @@ async def answers(
     begun = loop.time() + 1.0 if server.gone else 0.0
     await loop.go_on(begun)
     rows = [asyncio.create_task(sender.whole(Row(), sender.transport.row())) for _ in range(count)]
-    while not all(row.done() for row in rows) and loop.time() < until:
+    while not all(row.done() for row in [known, *rows]) and loop.time() < until:
         await loop.go_on(loop.time() + 0.05)
-    assert all(row.done() for row in rows)
-    known.cancel()
+    assert all(row.done() for row in [known, *rows])
     return [await row for row in rows]
 
 
