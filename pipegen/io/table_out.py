@@ -151,6 +151,7 @@ def arrow_out(
     model: str,
     brief: bool = False,
     folder: str | os.PathLike[str] | None = None,
+    kind: type[AnswerTable] | None = None,
 ) -> contextlib.AbstractContextManager[Write]:
     """A function that writes a row of a `.parquet` or `.arrow` file. `schema` is that of the input.
     The file is whole when the block is left.
@@ -159,12 +160,12 @@ def arrow_out(
     stream does.
     """
     need("pyarrow", "data", f"a {form} file")
-    table = AnswerTable(schema, columns, folder, model=model, brief=brief, form=form)
-    return written_to(table, stream)
+    table = (kind or AnswerTable)(schema, columns, folder, model=model, brief=brief, form=form)
+    return _written_to(table, stream)
 
 
 @contextlib.contextmanager
-def written_to(table: AnswerTable, stream: BinaryIO) -> Iterator[Write]:
+def _written_to(table: AnswerTable, stream: BinaryIO) -> Iterator[Write]:
     """A function that writes a row of the table, into a file of its form."""
     import pyarrow as pa
     import pyarrow.parquet as pq

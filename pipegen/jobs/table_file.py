@@ -13,8 +13,7 @@ from returns.result import Result
 
 from pipegen.core.slots import Slot
 from pipegen.io.forms import ARROW, PARQUET, TableError
-from pipegen.io.rollout_table import rollouts_out
-from pipegen.io.table_out import Write, array_of, arrow_out, csv_out
+from pipegen.io.table_out import AnswerTable, Write, array_of, arrow_out, csv_out
 from pipegen.io.tables import Columns, Row
 from pipegen.io.text_tables import column_kinds, schema_of_kinds
 from pipegen.jobs.new_file import new_file
@@ -23,6 +22,27 @@ from pipegen.records.rollouts import Rollout
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+
+class _RolloutTable(AnswerTable):
+    """A table of rollouts has `ok` and `error`, as one of answers, and the fields of `Rollout`; images
+    are `{"bytes", "path"}`, as `datasets` shows them.
+    """
+
+    kind = Rollout
+
+    def _answer(self, slot: Slot[Any]) -> tuple[tuple[Any, ...], int]:
+        values, size = super()._answer(slot)
+        place = [column.name for column in self.answer_columns].index("images")
+        images = values[place]
+        if images is None:
+            return values, size
+        stored = [*map(self.stored, images)]
+        sizes = [len(image["bytes"] or b"") for image in stored if image is not None]
+        return (*values[:place], stored, *values[place + 1 :]), size + sum(sizes)
+
+    def _size(self, result: Rollout) -> int:
+        return 16 * len(result.token_ids)
 
 
 _LOOKED_AT = 1000
@@ -86,11 +106,10 @@ def write_table(
         else:
             form = ".parquet" if suffix in PARQUET else ".arrow"
             table_schema = schema_of_kinds(kinds) if schema is None else schema
-            write = stack.enter_context(
-                rollouts_out(stream, table_schema, names, form=form)
-                if kind is Rollout
-                else arrow_out(stream, table_schema, names, form=form, model=model, brief=brief)
-            )
+            written: dict[str, Any] = {"form": form, "model": model, "brief": brief}
+            if kind is Rollout:
+                written |= {"model": "", "brief": False, "kind": _RolloutTable}
+            write = stack.enter_context(arrow_out(stream, table_schema, names, **written))
         for count, (row, slot) in enumerate(chain(first, remaining_pairs), 1):
             values = {str(name): value for name, value in row.items()}
             late = values.keys() - kinds.keys()
