@@ -13,6 +13,7 @@ ordinal. Failed answers are not kept.
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -24,11 +25,14 @@ from pipegen.core.interpreter import Row as Way
 from pipegen.core.slots import Slot, is_ok
 from pipegen.core.steps import EngineRequest
 from pipegen.engines.protocol import answers_depend_on
-from pipegen.io.answer_lines import answer_from, answer_to_plain
 from pipegen.jobs.job_rows import Row
 from pipegen.jobs.journal import STEPS, Journal
 from pipegen.jobs.row_keys import Settings, call_key, in_keys
 from pipegen.records import strict_json
+from pipegen.records.codec import decode, encode
+from pipegen.records.fields import unchecked_replace
+from pipegen.records.results import ChatOutput, Ending, ToolReplies
+from pipegen.stages import Raw
 
 K = TypeVar("K")
 
@@ -114,3 +118,53 @@ def _line_of(slot: Slot[Any]) -> str:
     """The answer as a line of JSON; empty for one that failed, or whose form is not known."""
     values = slot.map(answer_to_plain).value_or(None)
     return "" if values is None else strict_json.dump(values)
+
+
+_KINDS: Mapping[str, tuple[type[Any], str]] = {
+    "tokens": (Raw, "encoded"),
+    "text": (ChatOutput, "job"),
+    "tools": (ToolReplies, "result"),
+}
+"""The answers that have a plain form, each with its field for what was asked."""
+
+
+def answer_to_plain(answer: Any) -> dict[str, Any] | None:
+    """The answer as JSON data; None where it is of an engine of one's own that answers in another
+    form.
+    """
+    for name, (kind, _) in _KINDS.items():
+        if type(answer) is kind:
+            ending = answer.ending if isinstance(answer, Raw) else None
+            is_its_own = ending is not None and ending.is_about(answer)
+            return {
+                "answer": name,
+                **encode(answer),
+                **({"ending": encode(ending)} if is_its_own else {}),
+            }
+    return None
+
+
+def answer_from(values: Mapping[str, Any], asked: Any) -> Any:
+    """The answer that `answer_to_plain` was given, to this row. Raises `KeyError`, `TypeError` or
+    `ValueError` for other data.
+
+    >>> from pipegen.records.options import resolve
+    >>> from pipegen.records.requests import GenerationRequest
+    >>> from pipegen.records.results import Encoded, Prompt
+    >>> asked = Encoded(
+    ...     request=GenerationRequest(prompt="Hi"),
+    ...     options=resolve(),
+    ...     prompt=Prompt(token_ids=(72,), compact_token_ids=(72,)),
+    ... )
+    >>> answer = Raw(encoded=asked, token_ids=(66, 257))
+    >>> answer_from(answer_to_plain(answer), asked) == answer
+    True
+    """
+    fields = dict(values)
+    kind, name = _KINDS[fields.pop("answer")]
+    ending = fields.pop("ending", None)
+    answer = decode(fields, kind, **{name: asked})
+    if ending is None:
+        return answer
+    of_ending = {"token_ids": answer.token_ids, "options": asked.options}
+    return unchecked_replace(answer, ending=decode(ending, Ending, **of_ending))
