@@ -24,8 +24,16 @@ from returns.result import Failure, Success
 
 from pipegen.core.errors import BadImage, UnsupportedOption
 from pipegen.core.foreign_calls import Raised, guard, guard_result
-from pipegen.media.decode_memory import DECODING, SIXTEEN_BITS, decoded_bytes
-from pipegen.media.files import MOST_PARTS, Counted, family_of, most_scans, parts_of
+from pipegen.media.files import (
+    DECODING,
+    MOST_PARTS,
+    SIXTEEN_BITS,
+    Counted,
+    decoded_bytes,
+    family_of,
+    most_scans,
+    parts_of,
+)
 from pipegen.media.sizes import ImageSpec, fit, nearest_sides, pixel_budget
 from pipegen.records.results import PreparedImage
 

@@ -11,7 +11,7 @@ import pytest
 
 from pipegen.core.slots import is_ok
 from pipegen.media import image as images
-from pipegen.media.decode_memory import DECODED_BYTES, DECODING, MemoryGate, decoded_bytes
+from pipegen.media.files import DECODED_BYTES, DECODING, MemoryGate, decoded_bytes
 from pipegen.media.image import file_to_send, open_image, prepare
 from pipegen.media.sizes import ImageSpec
 from pipegen.records.options import VlmPreprocessOptions
