@@ -101,7 +101,7 @@ def _installed(monkeypatch: pytest.MonkeyPatch) -> None:
 
     for name, member, other in (
         ("vllm.vllm_engine", "need", lambda *names: None),
-        ("hf.hf_settings", "need", lambda *names: None),
+        ("hf.hf_engine", "need", lambda *names: None),
         ("vllm.start", "argument_names", Every),
     ):
         monkeypatch.setattr(importlib.import_module(f"pipegen.backends.{name}"), member, other)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import pipegen as pg
-from pipegen.backends.forced_text import changed_in
+from pipegen.backends.grammar import changed_in
 
 APART, ONE = "e\u0301", "\u00e9"
 

@@ -150,7 +150,7 @@ print(json.dumps(sorted(name for name in sys.modules if name.startswith("pipegen
 NOT_FOR_TEXT = {
     *("answer.answer_check", "answer.regex_check", "answer.value_patterns"),
     *("answer.tagged_calls", "answer.tool_calls", "stages.multi_call", "template.call_signs"),
-    *("backends.forced_text", "backends.grammar", "backends.settled_schema"),
+    *("backends.grammar", "backends.settled_schema"),
     *("backends.hf.hf_scoring", "backends.hf.scored_rows", "backends.checkpoint.video_processors"),
     *("media.frames", "media.video", "backends.servers", "io", "jobs", "config", "cli", "plugins"),
 }
