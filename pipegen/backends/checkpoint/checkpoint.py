@@ -19,7 +19,6 @@ from returns.result import Failure
 
 from pipegen.backends.checkpoint import image_processors as processors
 from pipegen.backends.checkpoint.file_digests import identity_of
-from pipegen.backends.checkpoint.kept_facts import KeptFacts
 from pipegen.backends.checkpoint.load_errors import (
     adapter_folders_of,
     broken_in,
@@ -39,6 +38,7 @@ from pipegen.backends.checkpoint.locate import (
 )
 from pipegen.backends.checkpoint.positions import Positions, positions_of
 from pipegen.backends.checkpoint.tokenizers import HFRenderer, HFTokenizer, load_tokenizer
+from pipegen.backends.checkpoint.verdicts import KeptFacts
 from pipegen.backends.checkpoint.videos import Videos
 from pipegen.core.errors import (
     ContractError,

@@ -14,9 +14,9 @@ from immutabledict import immutabledict
 
 from pipegen.backends.checkpoint.checkpoint import Checkpoint
 from pipegen.backends.checkpoint.image_processors import CannotProcess
-from pipegen.backends.checkpoint.kept_facts import KeptFacts
 from pipegen.backends.checkpoint.load_errors import dtype_of
 from pipegen.backends.checkpoint.tokenizers import HFRenderer, HFTokenizer
+from pipegen.backends.checkpoint.verdicts import KeptFacts
 from pipegen.engines.settings import ModelLoadConfig
 from pipegen.records.fields import mapping
 

@@ -21,13 +21,15 @@ import hashlib
 import json
 import os
 import tempfile
-from collections.abc import Mapping, Sequence
-from functools import cache
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache, cached_property
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from pipegen.core.distribution import version
+from pipegen.core.foreign_calls import attempt
+from pipegen.core.slots import is_ok
 
 _LARGEST = 4096
 """No verdict has more bytes."""
@@ -94,3 +96,46 @@ def _code() -> str:
         for file in sorted((Path(__file__).parents[1] / room).glob("*.py")):
             digest.update(file.read_bytes())
     return digest.hexdigest()
+
+
+T = TypeVar("T")
+_CHECK, _READ_BY = "facts", ("transformers", "torch", "torchvision", "pillow")
+"""What facts are kept under, and the packages that they are read by."""
+
+
+class KeptFacts:
+    """What the configuration of a checkpoint says, by names, as plain data. It is kept for the
+    checkpoint's files: a command that asks no model needs no transformers to know it.
+
+    identity: the digest of the checkpoint's files; where it raises, nothing is kept.
+
+    >>> facts = KeptFacts(None)
+    >>> facts("words", lambda: 3), facts("words", lambda: 4)
+    (3, 3)
+    """
+
+    def __init__(self, identity: Callable[[], str] | None) -> None:
+        self._identity_of = identity
+
+    def __call__(self, name: str, find: Callable[[], T]) -> T:
+        """A fact, found where it is not known. Raises what `find` raises."""
+        if name not in self._known:
+            self._known[name] = find()
+            if self.model is not None:
+                keep(_CHECK, self._known, model=self.model, packages=_READ_BY)
+        fact: T = self._known[name]
+        return fact
+
+    @cached_property
+    def model(self) -> str | None:
+        """What is kept is about these files; None where nothing is kept."""
+        if self._identity_of is None:
+            return None
+        identity = attempt(self._identity_of)
+        return identity.unwrap() if is_ok(identity) else None
+
+    @cached_property
+    def _known(self) -> dict[str, Any]:
+        if self.model is None:
+            return {}
+        return dict(kept(_CHECK, model=self.model, packages=_READ_BY) or {})
