@@ -20,15 +20,13 @@ from typing import Any
 from immutabledict import immutabledict
 
 from pipegen.backends.checkpoint.chat_jinja import rendering, reserved_by
-from pipegen.backends.checkpoint.light_tokenizer import (
-    LightTokenizer,
-    keep_recipe,
-    recipe_for,
-    recipe_of,
-)
 from pipegen.backends.checkpoint.locate import cached, cached_json
 from pipegen.backends.checkpoint.tokenizer_file import (
+    LightTokenizer,
+    keep_recipe,
     parts_alone,
+    recipe_for,
+    recipe_of,
     require_file_ids,
     tokenizer_in,
 )
@@ -383,7 +381,7 @@ def load_tokenizer(
     processor's where it has one, else the tokenizer's.
 
     `model` is the identity of the files. With it, transformers is imported once for these files,
-    where it makes of them what they say (see `pipegen.backends.checkpoint.light_tokenizer`).
+    where it makes of them what they say (see `pipegen.backends.checkpoint.tokenizer_file`).
 
     Raises `OSError` where there is no such checkpoint, and `ValueError` for a tokenizer in pure
     Python. `InvalidField` is for one that splits text otherwise than its own `tokenizer.json` (see

@@ -25,7 +25,7 @@ from tokenizers import Tokenizer
 from pipegen import embedded
 from pipegen.backends.checkpoint import tokenizers as loader
 from pipegen.backends.checkpoint.checkpoint import Checkpoint
-from pipegen.backends.checkpoint.light_tokenizer import LightTokenizer
+from pipegen.backends.checkpoint.tokenizer_file import LightTokenizer
 from pipegen.core.errors import CallFailed
 from pipegen.core.foreign_calls import attempt
 from pipegen.core.slots import is_ok
