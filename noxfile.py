@@ -42,7 +42,6 @@ CORE = (
     "core/errors",
     "core/fallback",
     "core/functional",
-    "core/loop",
     "core/names",
     "core/pipe",
     "core/interpreter",

@@ -19,7 +19,7 @@ from typing import Any
 from returns.result import Success
 
 from pipegen.core.errors import ContractError
-from pipegen.core.loop import loop
+from pipegen.core.fallback import loop
 from pipegen.core.pipe import Pipe
 from pipegen.core.slots import Slot
 from pipegen.core.steps import GoOn

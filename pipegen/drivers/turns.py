@@ -24,8 +24,8 @@ from typing import Any, TypeAlias
 from returns.result import Failure, Success
 
 from pipegen.core.errors import InvalidRequest
+from pipegen.core.fallback import loop
 from pipegen.core.interpreter import guarded
-from pipegen.core.loop import loop
 from pipegen.core.pipe import Pipe, check_catch, pipe_of, row_stage
 from pipegen.core.slots import Slot, is_ok
 from pipegen.core.steps import Call, EngineRequest, GoOn
