@@ -17,7 +17,7 @@ from returns.result import Failure, Result, Success
 
 from pipegen.core.errors import GenerationError, InvalidRequest
 from pipegen.core.foreign_calls import guard_result
-from pipegen.core.parallel import parallel
+from pipegen.core.functional import parallel
 from pipegen.core.pipe import Pipe
 from pipegen.core.slots import Batch, Slot, is_ok
 from pipegen.drivers.light_work import FEW

@@ -42,9 +42,8 @@ from returns.result import Failure, Success
 
 from pipegen.core.error_notes import named
 from pipegen.core.errors import CallFailed
-from pipegen.core.functional import partition_all
+from pipegen.core.functional import WORKERS, partition_all
 from pipegen.core.interpreter import Advanced, Row, advance
-from pipegen.core.parallel import WORKERS
 from pipegen.core.pipe import Pipe
 from pipegen.core.slots import Batch, Slot, is_ok
 from pipegen.core.steps import EngineRequest

@@ -19,8 +19,8 @@ from returns.result import Result
 
 from pipegen.core.backend import Session
 from pipegen.core.foreign_calls import attempt
+from pipegen.core.functional import WORKERS
 from pipegen.core.interpreter import Advanced, Row
-from pipegen.core.parallel import WORKERS
 from pipegen.core.slots import Slot, is_ok
 from pipegen.core.steps import EngineRequest
 from pipegen.drivers.arguments import Admission

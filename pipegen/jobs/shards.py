@@ -15,8 +15,7 @@ from functools import partial
 from itertools import islice
 from typing import TypeVar
 
-from pipegen.core.functional import partition_all
-from pipegen.core.parallel import parallel
+from pipegen.core.functional import parallel, partition_all
 from pipegen.core.slots import Slot, is_ok
 from pipegen.drivers.arguments import check_settings, pair, pairs, record_of, require_iterable
 from pipegen.jobs.row_keys import content_of

@@ -15,7 +15,7 @@ from returns.result import Failure, Success
 
 from pipegen.core.errors import BadImage, BadVideo, InvalidRequest
 from pipegen.core.foreign_calls import EXHAUSTED, call_tokenizer, guard_result
-from pipegen.core.parallel import parallel
+from pipegen.core.functional import parallel
 from pipegen.core.slots import Slot, is_ok
 from pipegen.engines.model import TokenModel
 from pipegen.engines.tokenizer import Tokenizer

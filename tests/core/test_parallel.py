@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import pipegen as pg
-from pipegen.core.parallel import WORKERS, parallel
+from pipegen.core.functional import WORKERS, parallel
 from pipegen.testing.fake import FakeEngine
 
 

@@ -15,7 +15,7 @@ from returns.result import Success
 
 from pipegen.backends.checkpoint.checkpoint import Checkpoint
 from pipegen.backends.checkpoint.image_processors import ImageInputs
-from pipegen.core.parallel import WORKERS
+from pipegen.core.functional import WORKERS
 from pipegen.core.slots import Slot
 from pipegen.records.fields import unchecked_replace
 from pipegen.records.messages import ImageSource

@@ -11,7 +11,6 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
-from pipegen.backends.http.last_call import LastCallCache
 from pipegen.backends.http.loops import LoopThread
 from pipegen.backends.http.transport import RowCall
 from pipegen.backends.request_queue import beginning
@@ -19,6 +18,7 @@ from pipegen.backends.servers.reading import malformed
 from pipegen.backends.servers.sending import Sender
 from pipegen.backends.servers.wire import Completion, Facts, ServerRequest, WireRequest
 from pipegen.core.errors import BackendFailed, CallFailed
+from pipegen.core.functional import LastCallCache
 from pipegen.core.slots import Slot
 from pipegen.engines.capabilities import Capabilities
 from pipegen.engines.model import Model

@@ -13,7 +13,6 @@ from typing import Any
 from returns.result import Failure, Success
 
 from pipegen.backends.grammar import unsupported_with_form
-from pipegen.backends.http.last_call import LastCallCache
 from pipegen.backends.servers import sglang_dialect, vllm_dialect
 from pipegen.backends.servers.choices import pieces, read_choice, whole
 from pipegen.backends.servers.extra_body import check_extra_body
@@ -30,7 +29,7 @@ from pipegen.backends.servers.wire import (
     skips_special,
 )
 from pipegen.core.errors import GenerationError, PromptTooLong, Refused, UnsupportedOption
-from pipegen.core.functional import without_none
+from pipegen.core.functional import LastCallCache, without_none
 from pipegen.core.slots import Slot
 from pipegen.records.answer_parts import texts_of
 from pipegen.records.engine_list import DIALECTS as ENGINES, Dialect, shown

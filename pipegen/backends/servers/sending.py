@@ -35,7 +35,6 @@ from returns.result import Failure, Success
 from pipegen.backends.http.access import Access
 from pipegen.backends.http.client import Upload, most_bytes, most_bytes_of_stream
 from pipegen.backends.http.gate import Late
-from pipegen.backends.http.last_call import LastCallCache
 from pipegen.backends.http.transport import (
     AttemptFailed,
     HttpStatusError,
@@ -64,6 +63,7 @@ from pipegen.core.errors import (
     Timeout,
 )
 from pipegen.core.foreign_calls import Raised, guard, guard_result, report
+from pipegen.core.functional import LastCallCache
 from pipegen.core.slots import Slot, is_ok
 from pipegen.engines.protocol import PromptWork
 from pipegen.engines.settings import ServerSettings

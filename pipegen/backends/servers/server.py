@@ -19,7 +19,6 @@ from pipegen.backends.checkpoint.checkpoint_engine import HasModelMetadata
 from pipegen.backends.checkpoint.image_processors import grid_only
 from pipegen.backends.checkpoint.positions import other_factors
 from pipegen.backends.engine_rows import RowState, other_prompt
-from pipegen.backends.http.last_call import LastCallCache
 from pipegen.backends.http.transport import AttemptFailed, RowCall
 from pipegen.backends.servers.finishes import ended_wrong
 from pipegen.backends.servers.http_engine import HttpEngine, WholeRow
@@ -30,6 +29,7 @@ from pipegen.backends.servers.sending import Sender
 from pipegen.backends.servers.wire import Completion, Facts, ServerRequest, skips_special
 from pipegen.core.errors import GenerationError, MalformedResponse, UnsupportedOption
 from pipegen.core.foreign_calls import call_tokenizer
+from pipegen.core.functional import LastCallCache
 from pipegen.core.slots import Slot, is_ok
 from pipegen.ending.stop_state import ending_ids, plan_of
 from pipegen.engines.capabilities import ENGINES, Capabilities

@@ -15,7 +15,6 @@ from returns.result import Failure, Success
 
 from pipegen.backends import grammar
 from pipegen.backends.distributions import other_logprobs, shifts
-from pipegen.backends.http.last_call import LastCallCache
 from pipegen.backends.servers.choices import read_choice, whole
 from pipegen.backends.servers.extra_body import unthought_form
 from pipegen.backends.servers.finishes import gives_up
@@ -32,7 +31,7 @@ from pipegen.backends.servers.wire import (
     skips_special,
 )
 from pipegen.core.errors import UnsupportedOption
-from pipegen.core.functional import without_none
+from pipegen.core.functional import LastCallCache, without_none
 from pipegen.core.slots import Slot
 from pipegen.records.engine_list import shown
 from pipegen.records.fields import unchecked_replace

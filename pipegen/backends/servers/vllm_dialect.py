@@ -16,7 +16,6 @@ from returns.result import Failure, Success
 from pipegen.answer.barred import ends_barred, spellings
 from pipegen.backends.distributions import other_logprobs
 from pipegen.backends.grammar import form_of, unsupported_with_form
-from pipegen.backends.http.last_call import LastCallCache
 from pipegen.backends.servers.choices import pieces, read_choice, whole
 from pipegen.backends.servers.finishes import gives_up
 from pipegen.backends.servers.image_urls import data_url
@@ -34,7 +33,7 @@ from pipegen.backends.servers.wire import (
 )
 from pipegen.backends.vllm.vllm_sampling import LOGPROBS_OF, too_many
 from pipegen.core.errors import UnsupportedMultimodal, UnsupportedOption
-from pipegen.core.functional import without_none
+from pipegen.core.functional import LastCallCache, without_none
 from pipegen.core.slots import Slot, is_ok
 from pipegen.engines.tokenizer import Tokenizer
 from pipegen.records.engine_list import shown
