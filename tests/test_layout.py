@@ -67,7 +67,7 @@ PUBLIC_MODULES = ("backends", "plugins", "stages", "jobs.ray")
 ABOVE_THE_BORDER = ("io", "jobs", "evals", "report", "config", "cli", "contrib")
 INNER_NAMES = {
     "core": "errors",
-    "core.distribution": "DISTRIBUTION install_command install_hint",
+    "core.distribution": "DISTRIBUTION MissingExtra install_command install_hint need",
     "core.foreign_calls": "Raised attempt guard report",
     "core.functional": "parallel partition_all without_none",
     "core.interpreter": "Row",
@@ -107,7 +107,6 @@ INNER_NAMES = {
     "media.source": "load_sources sample_of",
     "media.video": "frames_of",
     "engines.capabilities": "FEATURES",
-    "engines.extras": "MissingExtra need",
     "engines.model": "reader_of",
     "engines.protocol": "answers_depend_on rewrites_of takes_tokens",
     "engines.settings": "BESIDE FallbackSettings SETTINGS config_of fields_of nearest_setting",

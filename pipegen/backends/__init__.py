@@ -29,12 +29,12 @@ from returns.result import Failure
 import pipegen.backends.hf
 import pipegen.backends.vllm  # noqa: F401 - as above
 from pipegen.core import errors
+from pipegen.core.distribution import MissingExtra, need
 from pipegen.core.fallback import fallback, warn_of
 from pipegen.core.pipe import Pipe
 from pipegen.core.slots import Batch
 from pipegen.drivers.arguments import Options
 from pipegen.drivers.batch import run
-from pipegen.engines.extras import MissingExtra, need
 from pipegen.engines.settings import (
     FALLBACK_WHEN,
     ChatServerSettings,

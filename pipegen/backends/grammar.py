@@ -32,11 +32,11 @@ from pipegen.backends.settled_schema import (
     settled,
     wrong_in_schema,
 )
+from pipegen.core.distribution import MissingExtra, need
 from pipegen.core.errors import UnsupportedOption
 from pipegen.core.foreign_calls import guard
 from pipegen.core.slots import Slot
 from pipegen.ending.stop_state import ending_ids
-from pipegen.engines.extras import MissingExtra, need
 from pipegen.engines.tokenizer import Tokenizer
 from pipegen.records.engine_list import shown
 from pipegen.records.option_groups import StructuredOptions

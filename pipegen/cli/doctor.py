@@ -12,11 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 from pipegen.cli.outputs import Rows, lines_of
 from pipegen.cli.usage import refuse
-from pipegen.core.distribution import DISTRIBUTION, install_command, install_hint, version
+from pipegen.core.distribution import DISTRIBUTION, install_command, install_hint, need, version
 from pipegen.core.errors import CallFailed, TemplateFailed
 from pipegen.core.slots import is_ok
 from pipegen.engines.capabilities import ENGINES, FEATURES
-from pipegen.engines.extras import need
 from pipegen.engines.versions import bounds, is_newer, minor, required_by
 from pipegen.records import strict_json
 from pipegen.records.engine_list import ENGINE_LIST, shown

@@ -42,13 +42,13 @@ from pipegen.cli.progress_line import Meter, is_shown, progress, tells
 from pipegen.cli.run_flags import RunFlags
 from pipegen.cli.sources import Asked, is_image_folder, open_source, refuse_missing, stamp_of
 from pipegen.cli.usage import open_routes, refuse
+from pipegen.core.distribution import MissingExtra
 from pipegen.core.errors import InternalError
 from pipegen.core.foreign_calls import guard
 from pipegen.core.slots import Slot, is_ok
 from pipegen.drivers.mapping import imap_keyed
 from pipegen.drivers.progress import watched
 from pipegen.drivers.turns import turns
-from pipegen.engines.extras import MissingExtra
 from pipegen.engines.model import reader_of
 from pipegen.engines.protocol import takes_tokens
 from pipegen.io.forms import TableError, form_of as input_form

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 
 from pipegen.cli.usage import refuse
-from pipegen.engines.extras import MissingExtra, need
+from pipegen.core.distribution import MissingExtra, need
 
 
 def arguments(given: Sequence[str]) -> list[str]:

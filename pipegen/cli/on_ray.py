@@ -27,10 +27,10 @@ from pipegen.cli.outputs import Answered, Tally, say
 from pipegen.cli.plugins import attached, plugins_of
 from pipegen.cli.progress_line import Meter, Moved
 from pipegen.cli.usage import Load, open_routes, refuse, runs_here
+from pipegen.core.distribution import MissingExtra
 from pipegen.core.pipe import Pipe
 from pipegen.core.slots import Slot, is_ok
 from pipegen.drivers.turns import turns
-from pipegen.engines.extras import MissingExtra
 from pipegen.jobs.job_rows import Again, Row, Unread, kept_slot, missing_rows, retry_of, rows_of
 from pipegen.jobs.journal import Finished, JournalError
 from pipegen.jobs.kept_turns import WAITING

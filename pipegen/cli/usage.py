@@ -16,9 +16,9 @@ from pipegen.backends.checkpoint.locate import NoSuchModel
 from pipegen.cli.flags import flag_of, options_of_flags, setting_values
 from pipegen.cli.run_flags import AskedFlags
 from pipegen.config import BackendConfig, Place, backend_from, read_chat, read_options
+from pipegen.core.distribution import MissingExtra
 from pipegen.core.errors import CallFailed
 from pipegen.core.functional import without_none
-from pipegen.engines.extras import MissingExtra
 from pipegen.engines.settings import fields_of
 from pipegen.io.forms import TableError
 from pipegen.records.engine_list import IN_PROCESS, TYPES, shown

@@ -19,9 +19,9 @@ from pipegen.cli.inputs import Item
 from pipegen.cli.outputs import say
 from pipegen.cli.sources import Question, open_source, within
 from pipegen.cli.usage import images_of, refuse
+from pipegen.core.distribution import MissingExtra, need
 from pipegen.core.functional import without_none
 from pipegen.core.slots import is_ok
-from pipegen.engines.extras import MissingExtra, need
 from pipegen.io.forms import TableError
 from pipegen.io.jsonl import request_from_row
 from pipegen.io.results_in import results_in

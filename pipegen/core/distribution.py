@@ -9,6 +9,8 @@ On the Python package index the name `pipegen` is another project's. This distri
 
 from __future__ import annotations
 
+import importlib.util
+
 DISTRIBUTION = "pipegen-lm"
 SOURCE = "."
 """What pip installs from: a clone, until pipegen-lm is released. A release puts DISTRIBUTION here
@@ -53,3 +55,23 @@ def _source_version() -> str | None:
     except (OSError, ValueError, KeyError):
         return None
     return str(project.get("version")) if project.get("name") == DISTRIBUTION else None
+
+
+class MissingExtra(ImportError):
+    """A package that this engine needs is not installed; the message says what to install."""
+
+
+def need(package: str, extra: str, purpose: str) -> None:
+    """Make sure that `package` can be imported. Raises `MissingExtra` with the command that
+    installs it.
+
+    >>> need("json", "hf", "loading a model")
+    >>> need("no_such_package", "peft", "a LoRA adapter")
+    Traceback (most recent call last):
+    ...
+    pipegen.core.distribution.MissingExtra: a LoRA adapter needs the package no_such_package: pip install ".[peft]" (in your clone of pipegen)
+    """
+    if importlib.util.find_spec(package) is None:
+        raise MissingExtra(
+            f"{purpose} needs the package {package}: {install_hint(extra)}", name=package
+        )

@@ -40,6 +40,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from returns.result import Failure, Success
 
+from pipegen.core.distribution import MissingExtra
 from pipegen.core.error_notes import named
 from pipegen.core.errors import CallFailed
 from pipegen.core.functional import WORKERS, partition_all
@@ -64,7 +65,6 @@ from pipegen.drivers.drive_parts import (
 from pipegen.drivers.isolation import error_of, isolated
 from pipegen.drivers.naming import request_words
 from pipegen.drivers.telemetry import telemetry_of
-from pipegen.engines.extras import MissingExtra
 from pipegen.engines.model import begin_run, end_run
 from pipegen.engines.protocol import Event, RowDone
 from pipegen.engines.session import ALL

@@ -9,6 +9,7 @@ from typing import Any
 
 from returns.result import Failure
 
+from pipegen.core.distribution import MissingExtra
 from pipegen.core.error_notes import StageNote, engine_of, named, note_of
 from pipegen.core.errors import (
     BackendFailed,
@@ -20,7 +21,6 @@ from pipegen.core.errors import (
 from pipegen.core.foreign_calls import attempt, report
 from pipegen.core.slots import Batch, Slot, is_ok
 from pipegen.drivers.naming import request_words
-from pipegen.engines.extras import MissingExtra
 
 
 def isolated(

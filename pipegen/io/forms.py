@@ -18,7 +18,7 @@ import zlib
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, cast
 
-from pipegen.engines.extras import need
+from pipegen.core.distribution import need
 
 PARQUET, ARROW = (".parquet", ".pq"), (".arrow", ".feather", ".ipc")
 _KINDS = {

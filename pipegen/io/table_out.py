@@ -30,8 +30,8 @@ from functools import partial
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, BinaryIO
 
+from pipegen.core.distribution import need
 from pipegen.core.slots import Slot, is_ok
-from pipegen.engines.extras import need
 from pipegen.io.answer_columns import (
     CSV_COLUMNS,
     ERROR,

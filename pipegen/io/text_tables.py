@@ -20,8 +20,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import TYPE_CHECKING, Any, BinaryIO
 
+from pipegen.core.distribution import need
 from pipegen.core.slots import is_ok
-from pipegen.engines.extras import need
 from pipegen.io.arrow_values import LISTS_AS_TEXT
 from pipegen.io.forms import TableError, form_of, open_bytes
 from pipegen.io.jsonl import MAX_LINE_BYTES, Line, lines_of, values_of_line

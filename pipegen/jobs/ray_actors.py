@@ -29,11 +29,11 @@ from typing import Any, Generic
 
 from returns.result import Result, Success
 
+from pipegen.core.distribution import need
 from pipegen.core.errors import CallFailed
 from pipegen.core.foreign_calls import attempt
 from pipegen.core.slots import is_ok
 from pipegen.drivers.arguments import Admission
-from pipegen.engines.extras import need
 from pipegen.jobs.job_rows import Row
 from pipegen.jobs.kept_turns import WAITING
 from pipegen.jobs.ray import Counts, Keeper, Make, Metered, T

@@ -14,7 +14,7 @@ import pytest
 import pipegen as pg
 from pipegen.cli import main
 from pipegen.config import chat_from
-from pipegen.engines.extras import MissingExtra, need
+from pipegen.core.distribution import MissingExtra, need
 
 pytest.importorskip("torch")
 

@@ -14,9 +14,9 @@ import pytest
 from support.stepwise import Stepwise
 
 import pipegen as pg
+from pipegen.core.distribution import MissingExtra
 from pipegen.drivers.drive import Drive
 from pipegen.drivers.drive_parts import NoRequest, ReadInput
-from pipegen.engines.extras import MissingExtra
 from pipegen.engines.session import BatchSession
 from pipegen.records.results import Encoded, PreparedImage
 from pipegen.testing.fake import FakeEngine

@@ -40,6 +40,7 @@ from pipegen.backends.checkpoint.positions import Positions, positions_of
 from pipegen.backends.checkpoint.tokenizers import HFRenderer, HFTokenizer, load_tokenizer
 from pipegen.backends.checkpoint.verdicts import KeptFacts
 from pipegen.backends.checkpoint.videos import Videos
+from pipegen.core.distribution import MissingExtra, need
 from pipegen.core.errors import (
     ContractError,
     GenerationError,
@@ -49,7 +50,6 @@ from pipegen.core.errors import (
 )
 from pipegen.core.foreign_calls import attempt
 from pipegen.core.slots import Slot, is_ok
-from pipegen.engines.extras import MissingExtra, need
 from pipegen.engines.settings import ModelLoadConfig
 from pipegen.media.image import prepare
 from pipegen.media.sizes import ImageSpec, fit

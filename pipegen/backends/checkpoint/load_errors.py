@@ -24,8 +24,8 @@ from typing import Any, NamedTuple
 
 from pipegen.backends.checkpoint.file_digests import header_of, identity_of
 from pipegen.backends.checkpoint.locate import adapters_of, cached, folder_of_adapter
+from pipegen.core.distribution import MissingExtra
 from pipegen.core.errors import BackendFailed, CallFailed
-from pipegen.engines.extras import MissingExtra
 from pipegen.engines.settings import ModelLoadConfig
 from pipegen.records.fields import InvalidField
 from pipegen.records.frozen import printed

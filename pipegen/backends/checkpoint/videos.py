@@ -10,9 +10,9 @@ from returns.result import Failure
 
 from pipegen.backends.checkpoint.families import FAMILIES, family_of
 from pipegen.backends.checkpoint.image_processors import CannotProcess, load_processor
+from pipegen.core.distribution import MissingExtra, need
 from pipegen.core.errors import ContractError, UnsupportedMultimodal
 from pipegen.core.slots import Slot
-from pipegen.engines.extras import MissingExtra, need
 from pipegen.records.messages import VideoSource
 from pipegen.records.options import VlmPreprocessOptions
 from pipegen.records.results import PreparedImage

@@ -15,9 +15,9 @@ from pipegen.backends.checkpoint.checkpoint_engine import CheckpointEngine
 from pipegen.backends.checkpoint.load_errors import adapter_folders_of
 from pipegen.backends.checkpoint.locate import adapters_of, check_adapters
 from pipegen.backends.step_loop import Mailbox
+from pipegen.core.distribution import need
 from pipegen.core.slots import Slot
 from pipegen.engines.capabilities import ENGINES, Capabilities
-from pipegen.engines.extras import need
 from pipegen.engines.settings import ModelLoadConfig
 from pipegen.records.fields import InvalidField
 from pipegen.records.messages import ImageSource

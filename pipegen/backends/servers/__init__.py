@@ -85,7 +85,7 @@ def chat_server(wire: Wire, settings: ChatServerSettings) -> Route:
 
 def _access(wire: Wire, settings: ServerSettings) -> Access:
     from pipegen.backends.http.access import access_to
-    from pipegen.engines.extras import need
+    from pipegen.core.distribution import need
     from pipegen.records.secret import revealed
 
     for package in NEEDED:

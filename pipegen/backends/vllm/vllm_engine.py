@@ -44,11 +44,11 @@ from pipegen.backends.vllm.vllm_sampling import (
     too_many,
     unsupported,
 )
+from pipegen.core.distribution import need
 from pipegen.core.errors import CallFailed, GenerationError, InvalidRequest, UnsupportedOption
 from pipegen.core.foreign_calls import attempt
 from pipegen.core.slots import Slot, is_ok
 from pipegen.engines.capabilities import ENGINES, Capabilities
-from pipegen.engines.extras import need
 from pipegen.engines.protocol import Event, PromptWork, RowDone
 from pipegen.engines.settings import ModelLoadConfig
 from pipegen.records.messages import ImageSource

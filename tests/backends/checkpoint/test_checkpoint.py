@@ -223,8 +223,8 @@ def test_without_pillow_images_are_refused_and_text_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from pipegen.backends.checkpoint import checkpoint as module
+    from pipegen.core.distribution import MissingExtra, need
     from pipegen.core.errors import UnsupportedMultimodal
-    from pipegen.engines.extras import MissingExtra, need
     from pipegen.records.messages import ImageSource
     from pipegen.records.options import VlmPreprocessOptions
 

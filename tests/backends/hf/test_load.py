@@ -19,8 +19,7 @@ import pipegen as pg
 from pipegen.backends.checkpoint.checkpoint import Checkpoint
 from pipegen.backends.hf.hf_engine import HFEngine
 from pipegen.backends.hf.load import load_model, pick_device
-from pipegen.core.distribution import install_hint
-from pipegen.engines.extras import MissingExtra
+from pipegen.core.distribution import MissingExtra, install_hint
 from pipegen.engines.settings import ModelLoadConfig
 from pipegen.records.fields import InvalidField
 

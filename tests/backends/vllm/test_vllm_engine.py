@@ -25,9 +25,8 @@ from pipegen.backends.checkpoint.adapters import largest_rank
 from pipegen.backends.vllm import vllm_engine
 from pipegen.backends.vllm.vllm_engine import VLLMEngine
 from pipegen.backends.vllm.vllm_sampling import sampling_params
-from pipegen.core.distribution import install_hint
+from pipegen.core.distribution import MissingExtra, install_hint
 from pipegen.core.errors import CallFailed
-from pipegen.engines.extras import MissingExtra
 from pipegen.engines.plugin import Plugin
 from pipegen.engines.protocol import RowDone, TokensMade
 from pipegen.records.fields import UnknownField
