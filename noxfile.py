@@ -49,7 +49,6 @@ CORE = (
     "core/steps",
     "drivers/batch",
     "drivers/naming",
-    "drivers/own_tools",
     "drivers/repeat",
     "drivers/route",
     "drivers/samples",

@@ -62,8 +62,7 @@ from pipegen.drivers.drive_parts import (
     WholeBatch,
     in_order,
 )
-from pipegen.drivers.isolation import error_of, isolated
-from pipegen.drivers.naming import request_words
+from pipegen.drivers.naming import error_of, isolated, request_words
 from pipegen.drivers.telemetry import telemetry_of
 from pipegen.engines.model import begin_run, end_run
 from pipegen.engines.protocol import Event, RowDone
@@ -86,7 +85,7 @@ class Drive(Generic[K]):
     `pipegen.drivers.drive_parts`.
 
     in_flight: how many requests may be in flight; where it is left open, the engines say it.
-    isolate_bugs: a bug fails its own request, and does not raise (see `pipegen.drivers.isolation`).
+    isolate_bugs: a bug fails its own request, and does not raise (see `pipegen.drivers.naming`).
     finished: is called with each slot as soon as there is one, before its turn.
     kept: answers that are not asked for again.
     watcher: follows the calls of a whole batch.

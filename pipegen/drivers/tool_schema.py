@@ -1,4 +1,5 @@
-"""The JSON Schema of a function's arguments, and the arguments of a call as the function takes them.
+"""Functions as tools: the JSON Schema of their arguments, the arguments of a call as they take them,
+and the tools of one conversation, for which `pg.tools(make=f)` calls `f`.
 
 >>> def add(first: int, second: int = 0) -> int:
 ...     "Add two numbers."
@@ -231,4 +232,48 @@ def _value(hint: Any, value: Any) -> Any:
         return hint(**_values(fields[0], value))
     if origin in (dict, Mapping) and type_args:
         return {name: _value(type_args[1], item) for name, item in value.items()}
+    return value
+
+
+def methods_of(given: Any) -> list[Callable[..., Any]]:
+    """The tools that an object of the user's is: itself, where it is a list; else its public methods
+    but `close`, in the order of their definition, those of its base classes first.
+
+    >>> class Account:
+    ...     def __init__(self):
+    ...         self.sum = 0
+    ...
+    ...     def add(self, amount: int) -> int:
+    ...         "Add to the account."
+    ...         self.sum += amount
+    ...         return self.sum
+    ...
+    ...     def close(self): ...
+    >>> [method.__name__ for method in methods_of(Account())]
+    ['add']
+    """
+    if isinstance(given, (list, tuple)):
+        return [*given]
+    names = [
+        name
+        for kind in reversed(type(given).__mro__[:-1])  # without `object`
+        for name, member in vars(kind).items()
+        if not name.startswith("_")
+        and name != "close"
+        and (inspect.isfunction(member) or isinstance(member, (staticmethod, classmethod)))
+    ]
+    return [getattr(given, name) for name in dict.fromkeys(names)]
+
+
+def says(function: Any, name: str, *, default: bool) -> bool:
+    """What a tool says of itself, or the object whose method it is; else the default. A method of
+    that name is a tool. Raises `TypeError` where that is neither True nor False.
+    """
+    owner = getattr(function, "__self__", None)
+    value = getattr(function, name, getattr(owner, name, default))
+    if inspect.isroutine(value):
+        return default
+    if type(value) is not bool:
+        tool = getattr(function, "__name__", type(function).__name__)
+        raise TypeError(f"{name} of {tool!r} takes True or False, not {value!r:.80}")
     return value

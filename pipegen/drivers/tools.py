@@ -36,11 +36,16 @@ from pipegen.core.errors import GenerationError, InternalError, StageFailed
 from pipegen.core.foreign_calls import Raised, attempt, guard, guard_result, report
 from pipegen.core.slots import Slot, is_ok
 from pipegen.drivers.arguments import whole_number
-from pipegen.drivers.own_tools import methods_of, says
 from pipegen.drivers.scopes import Scope, Scoped
 from pipegen.drivers.tool_loop import OwnLoop, ToolCalls
 from pipegen.drivers.tool_results import Content, content_of, is_error, text_of, with_images_apart
-from pipegen.drivers.tool_schema import arguments_of, schema_of, with_whole_numbers
+from pipegen.drivers.tool_schema import (
+    arguments_of,
+    methods_of,
+    says,
+    schema_of,
+    with_whole_numbers,
+)
 from pipegen.engines.protocol import RowDone
 from pipegen.engines.session import answers
 from pipegen.records.frozen import freeze, plain_number, thaw

@@ -15,7 +15,7 @@ from pipegen.core.foreign_calls import Raised, guard_result
 from pipegen.core.slots import Slot
 from pipegen.records import strict_json
 from pipegen.records.fields import InvalidField, checks_of
-from pipegen.records.frozen import plain_list, plain_number, printed
+from pipegen.records.frozen import freeze, plain_list, plain_number, printed
 from pipegen.records.option_table import OPTIONS
 from pipegen.records.options import options_from
 from pipegen.records.request_forms import (
@@ -37,7 +37,6 @@ from pipegen.records.requests import (
     misplaced,
     unread_media,
 )
-from pipegen.records.table_nulls import without_table_nulls
 
 Request: TypeAlias = GenerationRequest | Mapping[str, Any] | Slot[GenerationRequest]
 """What the drivers accept: a record, plain data of the same shape (checked in its own slot), or a
@@ -254,3 +253,76 @@ def _is_one(value: object) -> bool:
     if isinstance(value, (str, bytes, Mapping)):
         return bool(value)
     return isinstance(value, (os.PathLike, io.BytesIO)) or hasattr(value, "getexif")
+
+
+def without_table_nulls(fields: dict[str, Any]) -> dict[str, Any]:
+    """The fields of a request without such nulls. One property that is null shows that the tools
+    are of a table; then all entries of theirs that are null go.
+
+    A struct of a table has the keys of all its rows, with null where a row has none. Libraries give
+    such rows to Python as plain dicts, which do not say who made a null. Two kinds are sure: a schema
+    has no property that is null, and a call no argument that its tool does not know and that is null.
+
+    >>> tool = {"function": {"name": "look", "parameters": {"properties": {"a": {}, "b": None}}}}
+    >>> call = {"function": {"name": "look", "arguments": {"a": None, "b": None}}}
+    >>> fields = {"tools": [tool], "messages": [{"role": "assistant", "tool_calls": [call]}]}
+    >>> clean = without_table_nulls(fields)
+    >>> clean["tools"][0]["function"]["parameters"]
+    {'properties': {'a': {}}}
+    >>> clean["messages"][0]["tool_calls"][0]["function"]["arguments"]
+    {'a': None}
+    """
+    tools = fields.get("tools")
+    if not isinstance(tools, (list, tuple)) or not tools:
+        return fields
+    try:
+        tools = freeze(tools)  # which bounds their depth and size
+    except ValueError:  # the record says what is wrong
+        return fields
+    if any(map(_has_null_property, tools)):
+        tools = tuple(map(_dense, tools))
+        fields = {**fields, "tools": tools}
+    properties = {
+        function.get("name"): _mapping(_mapping(function.get("parameters")).get("properties"))
+        for function in (_mapping(_mapping(tool).get("function", tool)) for tool in tools)
+    }
+    messages = fields.get("messages")
+    if isinstance(messages, (list, tuple)):
+        fields = {**fields, "messages": [_of_message(turn, properties) for turn in messages]}
+    return fields
+
+
+def _has_null_property(value: object) -> bool:
+    if isinstance(value, Mapping):
+        properties = value.get("properties")
+        if isinstance(properties, Mapping) and None in properties.values():
+            return True
+        return any(map(_has_null_property, value.values()))
+    return isinstance(value, tuple) and any(map(_has_null_property, value))
+
+
+def _dense(value: object) -> object:
+    if isinstance(value, Mapping):
+        return {name: _dense(entry) for name, entry in value.items() if entry is not None}
+    return tuple(map(_dense, value)) if isinstance(value, tuple) else value
+
+
+def _mapping(value: object) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}
+
+
+def _of_message(message: Any, properties: Mapping[Any, Mapping[str, object]]) -> Any:
+    calls = _mapping(message).get("tool_calls")
+    if not isinstance(calls, (list, tuple)):
+        return message
+    return {**message, "tool_calls": [_of_call(call, properties) for call in calls]}
+
+
+def _of_call(call: Any, properties: Mapping[Any, Mapping[str, object]]) -> Any:
+    function = _mapping(call).get("function")
+    arguments = _mapping(_mapping(function).get("arguments"))
+    known = properties.get(_mapping(function).get("name"))
+    if not known or not arguments:
+        return call
+    own = {name: entry for name, entry in arguments.items() if entry is not None or name in known}
+    return {**call, "function": {**_mapping(function), "arguments": own}}

@@ -18,8 +18,8 @@ from support.rowwise import Fuse, Rowwise
 from support.tool_talks import asked, calls, replies
 
 import pipegen as pg
-from pipegen.drivers.own_tools import methods_of, says
 from pipegen.drivers.tool_loop import OwnLoop, ToolCalls
+from pipegen.drivers.tool_schema import methods_of, says
 from pipegen.testing.fake import FakeEngine
 
 ROWS = 6
