@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from pipegen.contrib.renderers.features import features_of
+from pipegen.contrib.renderers.renderer_vllm import features_of
 
 torch = pytest.importorskip("torch")
 np = pytest.importorskip("numpy")

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import importlib
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from pipegen.backends.servers.reading import json_of
 from pipegen.backends.servers.vllm_dialect import VLLM, too_long
 from pipegen.backends.servers.wire import WireRequest
-from pipegen.contrib.renderers.features import features_of
 from pipegen.contrib.renderers.renderer_answers import (
     completion,
     ids,
@@ -94,3 +94,124 @@ def generated(answer: Any, prompt: TokenPrompt) -> Generated:
         prompt_ids=ids(prompt_ids, "prompt_token_ids") if prompt_ids else None,
         mm_placeholders=placeholders,
     )
+
+
+Item = Mapping[str, Any]
+Inputs = tuple[dict[str, Any], dict[str, Any]]
+"""What vLLM takes: the values of all images, and how each is divided among them."""
+_SERDE = (
+    "vllm.entrypoints.scale_out.token_in_token_out.mm_serde",
+    "vllm.entrypoints.serve.disagg.mm_serde",
+)
+"""The modules of vLLM's encoder, newest first."""
+
+
+def features_of(media: Any) -> dict[str, Any]:
+    """The `features` of a request. Raises `NotImplementedError` for other media or an unknown model
+    family, and `RuntimeError` if vLLM is not installed.
+
+    >>> from types import SimpleNamespace
+    >>> place = SimpleNamespace(offset=1, length=4)
+    >>> features_of(
+    ...     SimpleNamespace(
+    ...         mm_hashes={"image": ["a"]}, mm_placeholders={"image": [place]}, mm_items={}
+    ...     )
+    ... )
+    {'mm_hashes': {'image': ['a']}, 'mm_placeholders': {'image': [{'offset': 1, 'length': 4}]}, 'kwargs_data': None}
+    """
+    parts = (media.mm_items, media.mm_hashes, media.mm_placeholders)
+    kinds = {kind for part in parts for kind, entries in part.items() if entries} - {"image"}
+    if kinds:
+        raise NotImplementedError(
+            f"prepared {', '.join(sorted(kinds))} cannot be sent to vLLM here; pass"
+            " process_multimodal=False"
+        )
+    items, hashes, places = (list(part.get("image") or ()) for part in parts)
+    if len(hashes) != len(places) or (items and len(items) != len(places)):
+        raise ValueError(
+            f"the renderer gave {len(items)} images, {len(hashes)} hashes and {len(places)} places:"
+            " one of each is needed"
+        )
+    return {
+        "mm_hashes": {"image": hashes},
+        "mm_placeholders": {
+            "image": [{"offset": span.offset, "length": span.length} for span in places]
+        },
+        "kwargs_data": {"image": _encoded(items)} if items else None,
+    }
+
+
+def _encoded(items: Sequence[Item]) -> list[str]:
+    family = next((fields for keys, fields in _FAMILIES.items() if keys <= set(items[0])), None)
+    if family is None:
+        raise NotImplementedError(
+            f"images with {', '.join(sorted(items[0]))} cannot be sent to vLLM here; pass"
+            " process_multimodal=False"
+        )
+    try:
+        torch: Any = importlib.import_module("torch")
+        inputs: Any = importlib.import_module("vllm.multimodal.inputs")
+        encode = _encoder()
+    except ImportError as missing:
+        message = (
+            "images that the renderer prepared are encoded by vLLM's own classes: install vllm"
+            " here, or pass process_multimodal=False"
+        )
+        raise RuntimeError(message) from missing
+    values, fields = family(items, torch, inputs.MultiModalFieldConfig)
+    return [
+        encode(item)
+        for item in inputs.MultiModalKwargsItems.from_hf_inputs(values, fields)["image"]
+    ]
+
+
+def _encoder() -> Callable[[Any], str]:
+    newest, older = _SERDE
+    try:
+        encode: Callable[[Any], str] = importlib.import_module(newest).encode_mm_kwargs_item
+    except ImportError:
+        encode = importlib.import_module(older).encode_mm_kwargs_item
+    return encode
+
+
+def _joined(items: Sequence[Item], name: str, torch: Any) -> Any:
+    return torch.cat([torch.as_tensor(item[name]) for item in items])
+
+
+def _qwen_vl(items: Sequence[Item], torch: Any, field: Any) -> Inputs:
+    """The patches of all images in one tensor; the grid gives the number for each image."""
+    grids = _joined(items, "image_grid_thw", torch)
+    fields = {
+        "pixel_values": field.flat_from_sizes("image", grids.prod(-1)),
+        "image_grid_thw": field.batched("image", keep_on_cpu=True),
+    }
+    return {"pixel_values": _joined(items, "pixel_values", torch), "image_grid_thw": grids}, fields
+
+
+def _gemma4(items: Sequence[Item], torch: Any, field: Any) -> Inputs:
+    """With vLLM's name for the positions."""
+    values = {
+        "pixel_values": _joined(items, "pixel_values", torch),
+        "pixel_position_ids": _joined(items, "image_position_ids", torch),
+    }
+    return values, {name: field.batched("image") for name in values}
+
+
+def _nemotron(items: Sequence[Item], torch: Any, field: Any) -> Inputs:
+    """Images of different sizes, each in its own tensor."""
+    values = {
+        "pixel_values_flat": [torch.as_tensor(item["pixel_values"])[0] for item in items],
+        "imgs_sizes": [tuple(int(side) for side in item["imgs_sizes"][0]) for item in items],
+        "num_tokens_per_image": [int(item["num_tokens"][0]) for item in items],
+    }
+    return values, {
+        name: field.batched("image", keep_on_cpu=name != "pixel_values_flat") for name in values
+    }
+
+
+_FAMILIES: Mapping[frozenset[str], Callable[[Sequence[Item], Any, Any], Inputs]] = {
+    frozenset({"pixel_values", "image_grid_thw"}): _qwen_vl,
+    frozenset({"pixel_values", "image_position_ids"}): _gemma4,
+    frozenset({"pixel_values", "imgs_sizes", "num_tokens"}): _nemotron,
+}
+"""How vLLM joins the images of each family, by the names in an image's data."""

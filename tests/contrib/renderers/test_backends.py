@@ -20,8 +20,8 @@ from pipegen.contrib.renderers import (
     VLLMBackend,
     generate,
 )
-from pipegen.contrib.renderers.features import features_of
 from pipegen.contrib.renderers.renderer_limits import LIMITS, Limits
+from pipegen.contrib.renderers.renderer_vllm import features_of
 
 Asked = Callable[..., dict[str, Any]]
 Stubs = Any
