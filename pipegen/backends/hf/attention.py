@@ -139,8 +139,7 @@ def fitting_attention(config: Any, requested: str | None) -> str | dict[str, str
         )
     if requested is not None:
         return requested
-    part = next((name for name in config.sub_configs if getattr(config, name, None) is text), None)
-    return "eager" if part is None else {part: "eager"}
+    return _of_text(config, "eager")
 
 
 def use_grouped(model: Any) -> None:
@@ -178,8 +177,12 @@ def reads_shared(model: Any) -> bool:
 
 @functools.cache
 def _changes_keys(model: Any) -> bool:
-    source = inspect.getsource(inspect.getmodule(model) or model)
-    return any(_NEW_KEYS.search(part) for part in _FROM_CACHE.findall(source))
+    return any(_NEW_KEYS.search(part) for part in _FROM_CACHE.findall(_source(model)))
+
+
+def _source(model: Any) -> str:
+    """The code of the module of a model's class."""
+    return inspect.getsource(inspect.getmodule(model) or model)
 
 
 _FROM_CACHE = re.compile(r"\.update\(\s*key.*?\n(.*?)attention_interface\(\s*self", re.DOTALL)
@@ -190,16 +193,18 @@ def asks_for_sdpa(model: Any) -> bool:
     """Whether the code of a model's class compares the name of its attention with `sdpa`. Sparse
     attention of DeepSeek V3.2 masks nothing under another name, for example.
     """
-    source = inspect.getsource(inspect.getmodule(model) or model)
-    return _ASKS.search(source) is not None
+    return _ASKS.search(_source(model)) is not None
 
 
 _ASKS = re.compile(r"""_attn_implementation\s*(?:==|!=|in\b|not\s+in\b)[^:\n]*["']sdpa["']""")
 
 
 def _set(model: Any, name: str) -> None:
-    text = model.config.get_text_config()
-    part = next(
-        (name for name in model.config.sub_configs if getattr(model.config, name) is text), None
-    )
-    model.set_attn_implementation(name if part is None else {part: name})
+    model.set_attn_implementation(_of_text(model.config, name))
+
+
+def _of_text(config: Any, name: str) -> str | dict[str, str]:
+    """The name of an attention as transformers takes it for the text model of a configuration."""
+    text = config.get_text_config()
+    part = next((part for part in config.sub_configs if getattr(config, part, None) is text), None)
+    return name if part is None else {part: name}

@@ -394,14 +394,29 @@ is more.
 """
 
 
-class GrowingLayer(DynamicLayer):  # type: ignore[no-untyped-call]  # its __init_subclass__
-    """Full attention."""
+class _Growing:
+    """What layers have that write new columns in place."""
 
     keys: Any
     values: Any
     _whole: tuple[torch.Tensor, torch.Tensor] | None = None
     shared: SharedKeys | None = None
     """What rows share before their own columns."""
+
+    def _written(
+        self, key_states: torch.Tensor, value_states: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The keys and values in sight, with the new columns behind them."""
+        whole_keys, whole_values = self._whole or (self.keys, self.values)
+        whole_keys, keys = _behind(self.keys, whole_keys, key_states)
+        whole_values, values = _behind(self.values, whole_values, value_states)
+        self._whole = whole_keys, whole_values
+        return keys, values
+
+
+class GrowingLayer(_Growing, DynamicLayer):  # type: ignore[no-untyped-call]  # its __init_subclass__
+    """Full attention."""
+
     _zeros: int | None = None
     """So many of the columns left of those in sight are known to be zeros, as all to their right
     are; None where that is not known.
@@ -412,10 +427,8 @@ class GrowingLayer(DynamicLayer):  # type: ignore[no-untyped-call]  # its __init
     ) -> tuple[torch.Tensor, torch.Tensor]:
         if not self.is_initialized:
             return super().update(key_states, value_states, *args, **kwargs)
-        keys, values = self._whole or (self.keys, self.values)
-        keys, self.keys = _behind(self.keys, keys, key_states)
-        values, self.values = _behind(self.values, values, value_states)
-        self._whole, self._zeros = (keys, values), None
+        self.keys, self.values = self._written(key_states, value_states)
+        self._zeros = None
         if self.shared is not None:
             self.keys = self.shared.beside(self.keys)
         return self.keys, self.values
@@ -455,16 +468,10 @@ class GrowingLayer(DynamicLayer):  # type: ignore[no-untyped-call]  # its __init
             self.keys, self.values = (buffer[..., first:end, :] for buffer in self._whole)
 
 
-class GrowingSlidingWindowLayer(DynamicSlidingWindowLayer):  # type: ignore[no-untyped-call]
+class GrowingSlidingWindowLayer(_Growing, DynamicSlidingWindowLayer):  # type: ignore[no-untyped-call]
     """A sliding window: it holds one column less than it sees, since the next token is a column of
     its own.
     """
-
-    keys: Any
-    values: Any
-    _whole: tuple[torch.Tensor, torch.Tensor] | None = None
-    shared: SharedKeys | None = None
-    """What rows share before their own columns."""
 
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
@@ -472,10 +479,7 @@ class GrowingSlidingWindowLayer(DynamicSlidingWindowLayer):  # type: ignore[no-u
         if not self.is_initialized or self.record_past:
             return super().update(key_states, value_states, *args, **kwargs)
         self.cumulative_length += key_states.shape[-2]
-        buffers = self._whole or (self.keys, self.values)
-        whole_keys, keys = _behind(self.keys, buffers[0], key_states)
-        whole_values, values = _behind(self.values, buffers[1], value_states)
-        self._whole = whole_keys, whole_values
+        keys, values = self._written(key_states, value_states)
         self.keys, self.values = (
             keys[..., -self.sliding_window + 1 :, :],
             values[..., -self.sliding_window + 1 :, :],

@@ -39,7 +39,7 @@ from pipegen.backends.hf.pixels import Pixels, Prepared
 from pipegen.backends.hf.prefixes import HELD, Prefixes
 from pipegen.backends.hf.scheduler import ModelTraits, Schedule
 from pipegen.backends.step_loop import Mailbox, SharedSteps
-from pipegen.core.errors import CallFailed
+from pipegen.core.errors import CallFailed, InvalidRequest
 from pipegen.core.foreign_calls import attempt
 from pipegen.core.slots import Slot, is_ok
 from pipegen.engines.plugin import Plugin
@@ -107,10 +107,7 @@ class Computing:
 
         slots: dict[int, Slot[TokenScores]] = {}
         for position, row in rows:
-            encoded = row.whole
-            wrong = check_ids(
-                encoded, self._checkpoint.vocab_size
-            ) or self._checkpoint.check_placeholders(encoded.prompt)
+            wrong = self._wrong(row.whole)
             if wrong is not None:
                 slots[position] = Failure(wrong)
         right = [(position, row) for position, row in rows if position not in slots]
@@ -140,13 +137,17 @@ class Computing:
             plugins,
             text=text,
         )
-        row.fail(
-            check_ids(encoded, self._checkpoint.vocab_size)
-            or self._checkpoint.check_placeholders(encoded.prompt)
-        )
+        row.fail(self._wrong(encoded))
         if row.options.structured is not None:
             row.set_grammar(self.grammars.of(row.options))
         return row
+
+    def _wrong(self, encoded: Encoded) -> InvalidRequest | None:
+        """What is wrong with a row's ids."""
+        checkpoint = self._checkpoint
+        return check_ids(encoded, checkpoint.vocab_size) or checkpoint.check_placeholders(
+            encoded.prompt
+        )
 
     def _start(self) -> Schedule:
         """A schedule on the model, which loads where needed."""
@@ -173,10 +174,9 @@ class Computing:
         """How the model's rows are read, by the check of first steps, which is made whatever was
         kept; the weights are loaded. Raises `CallFailed`, and `CannotCheck` where it is not known.
         """
-        with self.weights.lock, torch.no_grad():
-            return self._loading(
-                lambda: check_first_steps(self.weights.model(), self._checkpoint, self.pixels)
-            )
+        return self._loading(
+            lambda: check_first_steps(self.weights.model(), self._checkpoint, self.pixels)
+        )
 
     def loaded(self) -> Any:
         def load() -> Any:
@@ -185,17 +185,15 @@ class Computing:
                 use_way(way_of(model, self._checkpoint, self.pixels), model, self.traits)
             return model
 
-        with self.weights.lock, torch.no_grad():
-            return self._loading(load)
+        return self._loading(load)
 
     def _loading(self, work: Callable[[], T]) -> T:
         """What `work` gives; raises `CallFailed` where the model cannot be loaded."""
         load = self._checkpoint.load
         try:
-            return work()
-        except CannotCheck:
-            raise
-        except CallFailed:
+            with self.weights.lock, torch.no_grad():
+                return work()
+        except (CannotCheck, CallFailed):
             raise
         except BadAdapter as error:
             raise CallFailed(_failed(str(error), hint=error.hint)) from error

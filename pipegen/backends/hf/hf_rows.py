@@ -249,7 +249,7 @@ def _halts(plugin: Plugin, criterion: Any, ids: torch.Tensor) -> Result[bool, Pl
     return Failure(PluginFailed(message, plugin=plugin.name))
 
 
-def images_of(encoded: Encoded) -> Hashable:
+def images_of(encoded: Encoded) -> tuple[Hashable, ...]:
     """A prompt's images, by their content and size."""
     return tuple(
         (image.digest, image.grid, image.width, image.height) for image in encoded.prompt.images

@@ -145,8 +145,8 @@ class Sampler:
     def __init__(self, rows: Sequence[HFRow], vocabulary: int, device: torch.device) -> None:
         self._device, self._vocabulary = device, vocabulary
         self._rows: list[HFRow] = []
-        self._seen: torch.Tensor | None = None
-        self._counts: torch.Tensor | None = None
+        self._history: tuple[torch.Tensor, torch.Tensor] | None = None
+        """Which tokens are in prompt and answer, and how often each is in the answer."""
         self.use(rows)
 
     def use(self, rows: Sequence[HFRow]) -> None:
@@ -178,24 +178,20 @@ class Sampler:
         self._processes = [
             at for at, option in enumerate(self._options) if option.logprobs == "processed"
         ]
-        seen, counts, self._seen, self._counts = self._seen, self._counts, None, None
-        if any(_penalised(option) for option in self._options):
-            self._seen = torch.zeros(
-                (len(rows), self._vocabulary), dtype=torch.bool, device=self._device
-            )
-            self._counts = torch.zeros((len(rows), self._vocabulary), device=self._device)
+        history, self._history = self._history, None
+        if any(in_effect(option, "penalty") for option in self._options):
+            counts = torch.zeros((len(rows), self._vocabulary), device=self._device)
+            seen = counts.bool()
+            self._history = seen, counts
             for at, row in enumerate(rows):
-                if seen is not None and counts is not None and id(row) in before:
-                    self._seen[at], self._counts[at] = (
-                        seen[before[id(row)]],
-                        counts[before[id(row)]],
-                    )
+                if history is not None and id(row) in before:
+                    seen[at], counts[at] = (past[before[id(row)]] for past in history)
                 else:
                     sequence = torch.tensor(row.sequence)
-                    self._seen[at, sequence[sequence < self._vocabulary].to(self._device)] = True
-                    self._counts[at] = torch.bincount(
+                    seen[at, sequence[sequence < self._vocabulary].to(self._device)] = True
+                    counts[at] = torch.bincount(
                         torch.tensor(row.token_ids, dtype=torch.long), minlength=self._vocabulary
-                    ).to(self._counts)
+                    ).to(counts)
 
     def choose(self, logits: torch.Tensor) -> tuple[torch.Tensor, list[Choice]]:
         """The next token of each row, on the device with shape (rows, 1), and on the host.
@@ -213,9 +209,10 @@ class Sampler:
                 scores = scores.index_copy(0, rows, narrowed)
             # beyond the end only where the scores are no numbers
             tokens[rows] = drawn.clamp(max=scores.shape[-1] - 1)
-        if self._seen is not None and self._counts is not None:
-            self._seen.scatter_(1, tokens, True)
-            self._counts.scatter_add_(1, tokens, torch.ones_like(tokens, dtype=self._counts.dtype))
+        if self._history is not None:
+            seen, counts = self._history
+            seen.scatter_(1, tokens, True)
+            counts.scatter_add_(1, tokens, torch.ones_like(tokens, dtype=counts.dtype))
         if self._processes:
             rows = _constants(self._processes, scores, torch.long)[:, 0]
             logits = logits.index_copy(0, rows, scores[rows])
@@ -226,8 +223,8 @@ class Sampler:
         if self._bias:
             rows, tokens, biases = self._bias
             scores = logits.index_put((rows, tokens), biases.to(logits), accumulate=True)
-        if self._seen is not None and self._counts is not None:
-            scores = penalise(scores, self._seen, self._counts, self._options)
+        if self._history is not None:
+            scores = penalise(scores, *self._history, self._options)
         waiting = [
             at
             for at in self._least
@@ -317,11 +314,3 @@ def _none_left(row: HFRow) -> GenerationError | None:
         return None
     words = f"no token is left that {' and '.join(names)} allow"
     return UnsupportedOption(words, option=names[0], hint="bar fewer tokens")
-
-
-def _penalised(options: GenerationOptions) -> bool:
-    return (
-        options.repetition_penalty != 1.0
-        or bool(options.presence_penalty)
-        or bool(options.frequency_penalty)
-    )

@@ -26,7 +26,7 @@ import torch
 
 from pipegen.backends.checkpoint.checkpoint import Checkpoint
 from pipegen.backends.hf import attention, cache as caches
-from pipegen.backends.hf.hf_rows import HFRow
+from pipegen.backends.hf.hf_rows import HFRow, images_of
 from pipegen.backends.hf.pixels import Pixels
 from pipegen.backends.hf.prefix_tree import Marked, PrefixTree, common
 from pipegen.backends.hf.row_adapters import use_adapters
@@ -301,14 +301,13 @@ class Prefixes:
             self._off = _STATES
         if not self.off and all(map(self.takes, lengths)):
             self._read(model, rows[0], lengths, count)
-        present = [0] * len(rows)
+        present, read = [0] * len(rows), [row.length for row in rows]
         marked = [self._marked(row) for row in rows]
         if not self.off and self._empty is not None:
-            present = [self._cached_length(mark) for mark in marked]
-            new = [row.length - there for row, there in zip(rows, present, strict=True)]
-            if not self._go_together(marked, new):
-                present = [0] * len(rows)
-        read = [row.length - there for row, there in zip(rows, present, strict=True)]
+            there = [self._cached_length(mark) for mark in marked]
+            new = [row.length - count for row, count in zip(rows, there, strict=True)]
+            if self._go_together(marked, new):
+                present, read = there, new
         longest = max(read)
         starts = [max(0, row.length - longest) for row in rows]
         images_there = any(mark.runs for mark in marked)
@@ -439,11 +438,10 @@ class Prefixes:
         """Let a sequence that is in a row of the batch stay, where the model's cache takes that."""
         # others place tokens by their columns, which change
         by_mask = getattr(model, "_supports_attention_backend", False)
-        if not (by_mask and isinstance(batch, RunningBatch) and caches.holds_columns(batch.cache)):
-            self._off = _STATES
-            return
-        positions = batch.positions_of(index)
-        if positions is None:
+        if (
+            not (by_mask and isinstance(batch, RunningBatch) and caches.holds_columns(batch.cache))
+            or (positions := batch.positions_of(index)) is None
+        ):
             self._off = _STATES
             return
         if self._empty is None:
@@ -479,11 +477,11 @@ class Prefixes:
                 (True, self._checkpoint.videos.token_id),
             )
         }
-        names = [(image.digest, image.grid, image.width, image.height) for image in images]
+        names = images_of(row.encoded)
         runs = []
         for index, image in enumerate(images):
             positions = [*islice(places[image.is_video], image.tokens)]
-            name = index, names[index] if self._reads_images else tuple(names)
+            name = index, names[index] if self._reads_images else names
             for position in positions:
                 ids[position] = name
             if positions:

@@ -537,22 +537,26 @@ class Schedule:
         """After a pass that ran out of memory: all rows wait again, and fewer may run at a time.
         Returns the rows that did not fit even alone.
         """
-        sequences, width, rows = self._load
+        sequences, width, _ = self._load
         if self._prefixes.shrink():
             self.requeue()
             return []
         if sequences > 1:
             self._max_tokens = self._traits.max_tokens = (sequences + 1) // 2 * width
-        self._apart = True
-        self.requeue()
-        return [] if sequences > 1 else [row for row in rows if not row.done]
+        return self._halved()
 
     def requeue_in_halves(self) -> Sequence[HFRow]:
         """After a pass in which the model's code raised: all rows wait again, and half as many of
         them run at a time, until the one that it raised for is alone. Returns that one.
         """
-        sequences, _, rows = self._load
+        sequences = self._load[0]
         self._most = (sequences + 1) // 2 if sequences > 1 else self._size
-        self._sharing, self._apart = 0, True
+        self._sharing = 0
+        return self._halved()
+
+    def _halved(self) -> Sequence[HFRow]:
+        """All rows wait again, equal ones apart; the row that was alone in the pass is returned."""
+        sequences, _, rows = self._load
+        self._apart = True
         self.requeue()
         return [] if sequences > 1 else [row for row in rows if not row.done]
