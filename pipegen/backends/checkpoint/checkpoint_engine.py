@@ -6,15 +6,17 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 from immutabledict import immutabledict
 
 from pipegen.backends.checkpoint.chat_jinja import rendering
 from pipegen.backends.checkpoint.checkpoint import Checkpoint
-from pipegen.backends.checkpoint.load_errors import adapter_digests_of
+from pipegen.backends.checkpoint.load_errors import adapter_digests_of, adapter_folders_of
 from pipegen.core.errors import CallFailed
 from pipegen.core.slots import Slot
+from pipegen.engines.capabilities import ENGINES, Capabilities
 from pipegen.engines.plugin import Pluggable
 from pipegen.engines.session import answers
 from pipegen.engines.settings import ModelLoadConfig, settings_of, that_change_answers
@@ -88,6 +90,7 @@ class CheckpointEngine(HasModelMetadata, Pluggable):
     Raises `NoSuchModel` where the checkpoint is a folder that is not there.
     """
 
+    name: str
     tells_tokens = True
     """To be told of tokens as they are made costs little."""
 
@@ -121,6 +124,36 @@ class CheckpointEngine(HasModelMetadata, Pluggable):
         """
         values = that_change_answers(settings_of(self._checkpoint.load)) | {"dtype": self.dtype}
         return self._depends_on(values)
+
+    @cached_property
+    def capabilities(self) -> Capabilities:
+        """Asked for several times for each row."""
+        checkpoint, why_not = self._checkpoint, {"images": self._no_images_because}
+        why_not["videos"] = why_not["images"] or self._no_videos_because
+        return Capabilities(
+            engine=self.name,
+            honours=ENGINES[self.name] - {kind for kind, why in why_not.items() if why},
+            reason=why_not["images"],
+            no_videos_because=why_not["videos"],
+            vocab_size=checkpoint.vocab_size,
+            adapters=tuple(filter(None, adapter_folders_of(checkpoint.load))),
+            **self._limits,
+        )
+
+    @property
+    def _no_images_because(self) -> str:
+        """Why images are not taken; empty where they are."""
+        return self._checkpoint.images_unsupported_reason
+
+    @property
+    def _no_videos_because(self) -> str:
+        """Why a model that takes images takes no videos; empty where it does."""
+        return self._checkpoint.videos.unsupported_reason
+
+    @property
+    def _limits(self) -> dict[str, Any]:
+        """The limits that the engine has."""
+        return {"context_length": self._checkpoint.context_length}
 
     def prepare_image(
         self, source: ImageSource, options: VlmPreprocessOptions, index: int

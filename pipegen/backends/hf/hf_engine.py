@@ -5,19 +5,16 @@ loop.
 from __future__ import annotations
 
 import dataclasses
-import functools
 import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from pipegen.backends.checkpoint.checkpoint import Checkpoint
 from pipegen.backends.checkpoint.checkpoint_engine import CheckpointEngine
-from pipegen.backends.checkpoint.load_errors import adapter_folders_of
 from pipegen.backends.checkpoint.locate import adapters_of, check_adapters
 from pipegen.backends.step_loop import Mailbox
 from pipegen.core.distribution import need
 from pipegen.core.slots import Slot
-from pipegen.engines.capabilities import ENGINES, Capabilities
 from pipegen.engines.settings import ModelLoadConfig
 from pipegen.records.fields import InvalidField
 from pipegen.records.messages import ImageSource
@@ -81,29 +78,6 @@ class HFEngine(CheckpointEngine):
     def computing(self) -> Computing:
         """The weights and what is kept beside them; torch and transformers are imported for it."""
         return self._parts()
-
-    @property
-    def capabilities(self) -> Capabilities:
-        return self._capabilities
-
-    @functools.cached_property
-    def _capabilities(self) -> Capabilities:
-        checkpoint = self._checkpoint
-        no_videos = checkpoint.videos.unsupported_reason
-        honours = ENGINES["hf"] if checkpoint.takes_images else ENGINES["hf"] - {"images"}
-        honours -= {"videos"} if no_videos else frozenset()
-        limits: dict[str, Any] = {
-            "context_length": checkpoint.context_length,
-            "vocab_size": checkpoint.vocab_size,
-            "adapters": tuple(filter(None, adapter_folders_of(checkpoint.load))),
-        }
-        return Capabilities(
-            engine=self.name,
-            honours=honours,
-            reason=checkpoint.images_unsupported_reason,
-            no_videos_because=no_videos,
-            **limits,
-        )
 
     @property
     def loaded(self) -> bool:

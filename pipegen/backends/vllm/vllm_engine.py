@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from returns.result import Failure, Result, Success
@@ -18,7 +17,7 @@ from pipegen.answer.barred import spellings
 from pipegen.backends.checkpoint.checkpoint_engine import CheckpointEngine
 from pipegen.backends.checkpoint.engine_parity import refused_beyond
 from pipegen.backends.checkpoint.image_processors import grid_only
-from pipegen.backends.checkpoint.load_errors import adapter_folders_of, engine_failed, short
+from pipegen.backends.checkpoint.load_errors import engine_failed, short
 from pipegen.backends.checkpoint.positions import other_factors
 from pipegen.backends.distributions import other_logprobs
 from pipegen.backends.engine_rows import newly_done
@@ -48,7 +47,6 @@ from pipegen.core.distribution import need
 from pipegen.core.errors import CallFailed, GenerationError, InvalidRequest, UnsupportedOption
 from pipegen.core.foreign_calls import attempt
 from pipegen.core.slots import Slot, is_ok
-from pipegen.engines.capabilities import ENGINES, Capabilities
 from pipegen.engines.protocol import Event, PromptWork, RowDone
 from pipegen.engines.settings import ModelLoadConfig
 from pipegen.records.messages import ImageSource
@@ -92,33 +90,18 @@ class VLLMEngine(CheckpointEngine):
         """What vLLM has counted of prompts."""
 
     @property
-    def capabilities(self) -> Capabilities:
-        return self._capabilities
-
-    @cached_property
-    def _capabilities(self) -> Capabilities:
-        """Asked for several times for each row."""
-        reason, limit = self._no_images_because, image_limit(self._checkpoint)
-        no_videos = reason or self._no_videos_because
-        honours = ENGINES["vllm"] - {"images"} if reason else ENGINES["vllm"]
-        honours -= {"videos"} if no_videos else frozenset()
-        limits: dict[str, Any] = {
+    def _limits(self) -> dict[str, Any]:
+        return {
             "context_length": self._context_length,
-            "max_images": limit,
+            "max_images": image_limit(self._checkpoint),
             "max_videos": image_limit(self._checkpoint, "video"),
-            "no_videos_because": no_videos,
-            "vocab_size": self._checkpoint.vocab_size,
-            "adapters": tuple(filter(None, adapter_folders_of(self._checkpoint.load))),
         }
-        return Capabilities(engine=self.name, honours=honours, reason=reason, **limits)
 
-    @cached_property
+    @property
     def _no_images_because(self) -> str:
-        """Why images are not taken; empty where they are. For a vision model vLLM itself is asked,
-        which imports it.
-        """
-        if not self._checkpoint.takes_images:
-            return self._checkpoint.images_unsupported_reason
+        """For a vision model vLLM itself is asked, which imports it."""
+        if refused := super()._no_images_because:
+            return refused
         if image_limit(self._checkpoint) == 0:
             return "limit_mm_per_prompt allows none"
         if self._core.model_config().is_multimodal_model:
@@ -129,15 +112,13 @@ class VLLMEngine(CheckpointEngine):
 
     @property
     def _no_videos_because(self) -> str:
-        """Why a model that takes images takes no videos; empty where it does."""
-        checkpoint = self._checkpoint
-        if checkpoint.videos.unsupported_reason:
-            return checkpoint.videos.unsupported_reason
-        if image_limit(checkpoint, "video") == 0:
+        if refused := super()._no_videos_because:
+            return refused
+        if image_limit(self._checkpoint, "video") == 0:
             return "limit_mm_per_prompt allows none"
-        return leaves_out_times(checkpoint.config.model_type)
+        return leaves_out_times(self._checkpoint.config.model_type)
 
-    @cached_property
+    @property
     def _context_length(self) -> int | None:
         """vLLM's own limit, the same before it starts as after; no more than the positions whose
         factors do not depend on the length (dynamic NTK).
