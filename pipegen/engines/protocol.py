@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol, Self, TypeAlias
 
 from immutabledict import immutabledict
 from typing_extensions import TypeIs
@@ -133,7 +133,37 @@ def rewrites_of(engine: Any) -> tuple[str, ...]:
     return getattr(getattr(engine, "renderer", None), "rewrites", ()) if own is None else own
 
 
-class TokenEngine(Backend[Encoded, Raw], Protocol):
+class _ModelEngine(Protocol):
+    """What engines of both kinds have beside their calls."""
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """What the engine honours, and its limits."""
+        ...
+
+    @property
+    def identity(self) -> str:
+        """Which model answers: of one that takes token ids by its content, the same on every engine
+        and machine, another for other weights; of any other by all that is known of it, its name and
+        who serves it. A job's finished rows are kept by it.
+        """
+        ...
+
+    def with_plugin(self, plugin: Plugin) -> Self:
+        """The same engine (sharing its weights, or its connections) with a plugin attached."""
+        ...
+
+    @property
+    def plugins(self) -> tuple[Plugin, ...]:
+        """The attached plugins, in order."""
+        ...
+
+    def close(self) -> None:
+        """Release weights, memory and connections; they come again when they are needed again."""
+        ...
+
+
+class TokenEngine(_ModelEngine, Backend[Encoded, Raw], Protocol):
     """An engine that takes and gives token ids.
 
     It may have more, and does without by default:
@@ -149,18 +179,6 @@ class TokenEngine(Backend[Encoded, Raw], Protocol):
     - `rewrites`, where that is known before its renderer is loaded: see `rewrites_of`.
     - `open` and `in_flight`, where it takes rows while it works: `pipegen.engines.session`.
     """
-
-    @property
-    def capabilities(self) -> Capabilities:
-        """What the engine honours, and its limits."""
-        ...
-
-    @property
-    def identity(self) -> str:
-        """Which model answers, by its content: the same on every engine and machine, another for
-        other weights. A job's finished rows are kept by it.
-        """
-        ...
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -200,21 +218,8 @@ class TokenEngine(Backend[Encoded, Raw], Protocol):
         """
         ...
 
-    def with_plugin(self, plugin: Plugin) -> TokenEngine:
-        """The same engine (sharing its weights) with a plugin attached."""
-        ...
 
-    @property
-    def plugins(self) -> tuple[Plugin, ...]:
-        """The attached plugins, in order."""
-        ...
-
-    def close(self) -> None:
-        """Release weights and memory; the engine loads again when it is needed again."""
-        ...
-
-
-class TextEngine(Backend[ResolvedRequest, Any], Protocol):
+class TextEngine(_ModelEngine, Backend[ResolvedRequest, Any], Protocol):
     """An engine that takes messages and gives text: it renders, tokenises and decodes by itself.
 
     It may have `stream(inputs)` as a `TokenEngine`, which gives text (`TextMade`).
@@ -228,29 +233,6 @@ class TextEngine(Backend[ResolvedRequest, Any], Protocol):
 
     def result(self, answer: Any, route: str) -> Slot[GenerationResult]:
         """The finished result of a row's answer, cut and trimmed; pure."""
-        ...
-
-    @property
-    def identity(self) -> str:
-        """Which model answers, by all that is known of it: its name and who serves it."""
-        ...
-
-    @property
-    def capabilities(self) -> Capabilities:
-        """What the engine honours, and its limits."""
-        ...
-
-    def with_plugin(self, plugin: Plugin) -> TextEngine:
-        """The same engine (sharing its connections) with a plugin attached."""
-        ...
-
-    @property
-    def plugins(self) -> tuple[Plugin, ...]:
-        """The attached plugins, in order."""
-        ...
-
-    def close(self) -> None:
-        """Release connections; they come again when they are needed again."""
         ...
 
 
