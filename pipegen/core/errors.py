@@ -102,10 +102,10 @@ class GenerationError(RuntimeError):
         return f"{self.message} (hint: {self.hint})"
 
     def __reduce__(self) -> tuple[object, ...]:
-        return _made_again, (
-            type(self),
-            {each.name: getattr(self, each.name) for each in fields(self)},
-        )
+        return _made_again, (type(self), self._values())
+
+    def _values(self) -> dict[str, object]:
+        return {each.name: getattr(self, each.name) for each in fields(self)}
 
     def after(self, earlier: tuple[GenerationError, ...]) -> Self:
         """The same error, with `earlier` put before its history.
@@ -117,9 +117,7 @@ class GenerationError(RuntimeError):
 
     def with_fields(self, **values: object) -> Self:
         """The same error with other values of its fields, whatever arguments its class takes."""
-        return _made_again(
-            type(self), {**{each.name: getattr(self, each.name) for each in fields(self)}, **values}
-        )
+        return _made_again(type(self), {**self._values(), **values})
 
 
 def _made_again(kind: type[E], values: dict[str, object]) -> E:

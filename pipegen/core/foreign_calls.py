@@ -94,10 +94,7 @@ def guard(
     >>> guard(lambda: 3, lambda raised: GenerationError(raised.words))
     <Success: 3>
     """
-    try:
-        return Success(work())
-    except BaseException as raised:  # noqa: BLE001 - what is not listed raises again
-        return _failure(raised, failed, known, only)
+    return guard_result(lambda: Success(work()), failed, known=known, only=only)
 
 
 def attempt(work: Callable[[], T]) -> Result[T, Exception]:
@@ -140,18 +137,9 @@ def guard_result(
     """As `guard`, for work that gives a slot itself."""
     try:
         return work()
-    except BaseException as raised:  # noqa: BLE001 - what is not listed raises again
-        return _failure(raised, failed, known, only)
-
-
-def _failure(
-    raised: BaseException,
-    failed: Callable[[Raised], E],
-    known: tuple[type[BaseException], ...],
-    only: tuple[type[BaseException], ...],
-) -> Failure[E]:
-    if not isinstance(raised, (*known, *only)) and not (
-        type(raised).__name__ == _PANIC and Exception in only
-    ):
-        raise raised
-    return Failure(failed(report(raised, traced=not isinstance(raised, known))))
+    except BaseException as raised:
+        if not isinstance(raised, (*known, *only)) and not (
+            type(raised).__name__ == _PANIC and Exception in only
+        ):
+            raise
+        return Failure(failed(report(raised, traced=not isinstance(raised, known))))
