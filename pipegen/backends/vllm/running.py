@@ -251,7 +251,6 @@ class Core:
         except BadAdapter as error:
             raise CallFailed(engine_failed("vllm", str(error), hint=error.hint)) from error
         with starting(load, checkpoint.source):
-            check_version()
             check_files(load, checkpoint.source)
             check_adapter_settings(load)
             from vllm import EngineArgs, LLMEngine

@@ -196,26 +196,20 @@ def check_adapter_settings(load: ModelLoadConfig) -> None:
     so give other answers than the adapter's.
     """
     for adapter in adapters_of(load).values():
-        _check_settings_of(adapter)
+        config = adapter_config(adapter)
+        if config.get("use_dora"):
+            raise CannotStart(
+                f"the adapter {adapter!r} is DoRA (use_dora), which vLLM does not read",
+                "use it with the Hugging Face engine, or merge it into the model (merge_and_unload)",
+            )
+        from vllm.lora.peft_helper import PEFTHelper
 
-
-def _check_settings_of(adapter: str) -> None:
-    config = adapter_config(adapter)
-    if config.get("use_dora"):
-        raise CannotStart(
-            f"the adapter {adapter!r} is DoRA (use_dora), which vLLM does not read",
-            "use it with the Hugging Face engine, or merge it into the model (merge_and_unload)",
-        )
-    from vllm.lora.peft_helper import PEFTHelper
-
-    unread = unread_settings(config, {field.name for field in dataclasses.fields(PEFTHelper)})
-    if unread:
-        message = (
-            f"this version of vLLM does not read {', '.join(unread)} of the adapter {adapter!r}"
-        )
-        raise CannotStart(
-            message, "install a newer vLLM, or use the adapter with the Hugging Face engine"
-        )
+        unread = unread_settings(config, {field.name for field in dataclasses.fields(PEFTHelper)})
+        if unread:
+            raise CannotStart(
+                f"this version of vLLM does not read {', '.join(unread)} of the adapter {adapter!r}",
+                "install a newer vLLM, or use the adapter with the Hugging Face engine",
+            )
 
 
 def unscored(load: ModelLoadConfig) -> UnsupportedOption | None:
@@ -244,30 +238,23 @@ def refusals() -> tuple[type[Exception], ...]:
     """What vLLM raises when it does not take one request; its own hierarchy stands beside
     ValueError in the versions that have one.
     """
-    from vllm import exceptions  # the module: which classes it has depends on the version
+    return (ValueError, *_exceptions("VLLMClientError", "VLLMValidationError"))
 
-    classes = (
-        getattr(exceptions, name, None) for name in ("VLLMClientError", "VLLMValidationError")
-    )
-    return (ValueError, *(kind for kind in classes if kind is not None))
+
+def _exceptions(*names: str) -> list[type[Exception]]:
+    """Those of vLLM's own exceptions that the installed version has."""
+    from vllm import exceptions
+
+    return [getattr(exceptions, name) for name in names if hasattr(exceptions, name)]
 
 
 def deaths() -> tuple[type[Exception], ...]:
     """What vLLM raises when a step failed, and with it the engine."""
     import torch
-    from vllm import exceptions
-    from vllm.v1.engine import exceptions as engine_exceptions
+    from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 
-    classes = (
-        getattr(exceptions, "VLLMServerError", None),
-        engine_exceptions.EngineDeadError,
-        engine_exceptions.EngineGenerateError,
-    )
-    return (
-        *(kind for kind in classes if kind is not None),
-        torch.OutOfMemoryError,
-        torch.AcceleratorError,
-    )
+    ends = EngineDeadError, EngineGenerateError, torch.OutOfMemoryError, torch.AcceleratorError
+    return (*_exceptions("VLLMServerError"), *ends)
 
 
 OWN = (

@@ -50,7 +50,6 @@ from pipegen.core.slots import Slot, is_ok
 from pipegen.engines.protocol import Event, PromptWork, RowDone
 from pipegen.engines.settings import ModelLoadConfig
 from pipegen.records.messages import ImageSource
-from pipegen.records.option_row import LogprobsOf
 from pipegen.records.options import VlmPreprocessOptions
 from pipegen.records.results import Encoded, PreparedImage, Prompt
 from pipegen.records.scores import ScoreInput
@@ -205,12 +204,6 @@ class VLLMEngine(CheckpointEngine):
         return rows
 
     @property
-    def _logprobs_of(self) -> LogprobsOf:
-        """Which distribution vLLM's log probabilities are of."""
-        mode = self._checkpoint.load.engine_kwargs.get("logprobs_mode", "raw_logprobs")
-        return LOGPROBS_OF[mode]
-
-    @property
     def _most_logprobs(self) -> int:
         """How many logprobs of a position vLLM may be asked for."""
         limit = self._checkpoint.load.engine_kwargs.get("max_logprobs")
@@ -233,9 +226,10 @@ class VLLMEngine(CheckpointEngine):
             )
         options = row.encoded.options
         barred = spellings(options.bad_words, self.tokenizer) if options.bad_words else ()
+        mode = self._checkpoint.load.engine_kwargs.get("logprobs_mode", "raw_logprobs")
         wrong = (
             unsupported(options, self._most_logprobs)
-            or other_logprobs(options, self._logprobs_of, self.name, MODE)
+            or other_logprobs(options, LOGPROBS_OF[mode], self.name, MODE)
             or too_many(barred)
             or self._check(row.encoded)
         )
@@ -259,12 +253,13 @@ class VLLMEngine(CheckpointEngine):
     def _check(self, encoded: Encoded) -> GenerationError | None:
         """What is wrong with a row that vLLM would change, or that does not fit."""
         fits = check_fit(encoded, self.capabilities)
-        refused = self._checkpoint.check_placeholders(encoded.prompt) or (
-            None if is_ok(fits) else fits.failure()
-        )
         differs = self._core.differs
-        refused = refused or other_factors(self._checkpoint.positions, encoded, self.capabilities)
-        return refused or (None if differs is None else refused_beyond(differs, encoded, self.name))
+        return (
+            self._checkpoint.check_placeholders(encoded.prompt)
+            or (None if is_ok(fits) else fits.failure())
+            or other_factors(self._checkpoint.positions, encoded, self.capabilities)
+            or (None if differs is None else refused_beyond(differs, encoded, self.name))
+        )
 
 
 class VLLMSession:
