@@ -39,6 +39,7 @@ import asyncio
 import contextlib
 import functools
 import math
+import random
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import dataclass
@@ -291,57 +292,28 @@ class Transport:
         `trouble` is what the first attempt has ended in, so one that works costs nothing more than
         itself.
         """
-        if not trouble.again or not self.retries:
-            raise trouble
-        first: AttemptFailed | None = trouble
         gate, loop = (await self.here()).gate, asyncio.get_running_loop()
-        patient_until, counted = loop.time() + self.outage, 0
-        import tenacity
-
-        def wait(state: tenacity.RetryCallState) -> float:
-            error = state.outcome.exception() if state.outcome is not None else None
-            pause = (
-                error.error.retry_after
-                if isinstance(error, AttemptFailed) and isinstance(error.error, RateLimited)
-                else None
-            )
+        patient_until, counted, pause = loop.time() + self.outage, 0, FIRST_WAIT
+        while trouble.again and self.retries:
+            asked = trouble.error.retry_after if isinstance(trouble.error, RateLimited) else None
             # while the server is down the gate lets rows through one by one
-            return max(pause or 0.0, 0.0 if gate.down else jitter(state))
-
-        last = trouble
-
-        def stop(state: tenacity.RetryCallState) -> bool:
-            nonlocal counted, last
-            error = state.outcome.exception() if state.outcome is not None else None
-            later = isinstance(error, AttemptFailed) and error.later
-            last = error if isinstance(error, AttemptFailed) else last
-            if not (later and gate.patient and loop.time() < patient_until):
+            jitter = 0.0 if gate.down else pause + random.uniform(0, FIRST_WAIT)  # noqa: S311
+            wait, pause = max(asked or 0.0, jitter), min(2 * pause, LONGEST_WAIT)
+            if not (trouble.later and gate.patient and loop.time() < patient_until):
                 counted += 1
-            return counted > self.retries or loop.time() + state.upcoming_sleep >= row.ends
-
-        jitter = tenacity.wait_exponential(
-            multiplier=FIRST_WAIT, max=LONGEST_WAIT
-        ) + tenacity.wait_random(0, FIRST_WAIT)
-        allowed = tenacity.retry_if_exception(
-            lambda error: isinstance(error, AttemptFailed) and error.again
-        )
-        async for trial in tenacity.AsyncRetrying(
-            retry=allowed, stop=stop, wait=wait, reraise=True
-        ):
-            with trial:
-                if first is not None:
-                    replayed, first = first, None
-                    raise replayed
-                row.retries += 1
-                try:
-                    return await attempt()
-                except AttemptFailed as ended:
-                    if not isinstance(ended.error, Timeout) or ended.again:
-                        raise
-                    words = f"{ended.error.message}; before that: {last.error.message}"[:1000]
+            if counted > self.retries or loop.time() + wait >= row.ends:
+                break
+            await asyncio.sleep(wait)
+            row.retries += 1
+            try:
+                return await attempt()
+            except AttemptFailed as ended:
+                if isinstance(ended.error, Timeout) and not ended.again:
+                    words = f"{ended.error.message}; before that: {trouble.error.message}"[:1000]
                     error = ended.error.with_fields(message=words)
                     raise AttemptFailed(error, again=False) from ended
-        raise AssertionError("tenacity ends with an answer or an error")
+                trouble = ended
+        raise trouble
 
     async def is_later(self, status: int) -> bool:
         """Whether this status asks for patience. A failed gateway does where the server is down."""
