@@ -98,10 +98,8 @@ def adapter_folders_of(load: ModelLoadConfig) -> dict[str, Path]:
     """Where the files of each adapter are, by its name; that of all requests has the empty name.
     Raises `CallFailed`, which says which adapter cannot be read.
     """
-    named = load.adapters if load.adapter is None else {"": load.adapter}
     folders = {}
-    for name, adapter in named.items():
-        source = str(adapter)
+    for name, source in adapters_of(load).items():
         with loading(load, f"the adapter {source!r}", source, hint=_INSTEAD_OF_ADAPTER):
             folders[name] = folder_of_adapter(source)
     return folders
@@ -124,7 +122,9 @@ def load_failed(
     the message says all.
     """
     if _is_unreached(raised):
-        why = "is not asked (HF_HUB_OFFLINE)" if _is_offline() else "cannot be reached"
+        from huggingface_hub import constants
+
+        why = "is not asked (HF_HUB_OFFLINE)" if constants.HF_HUB_OFFLINE else "cannot be reached"
         kind = "adapter" if source in adapters_of(load).values() else "model"
         message = (
             f"{load.backend} {what} {load.model!r}: the {kind} is not on this machine, and the hub"
@@ -171,13 +171,6 @@ def _is_unreached(raised: BaseException) -> bool:
             return True
         seen = seen.__cause__ or seen.__context__
     return False
-
-
-def _is_offline() -> bool:
-    """Whether the hub is not to be asked."""
-    from huggingface_hub import constants
-
-    return bool(constants.HF_HUB_OFFLINE)
 
 
 def engine_failed(
@@ -362,6 +355,7 @@ def require_weights(source: str, revision: str | None) -> None:
         raise ValueError(broken.words)
 
 
+_COMPUTED = {name: name for name in ("float32", "bfloat16", "float16")} | {"float64": "float32"}
 _FLOATS = {"F16": "float16", "BF16": "bfloat16", "F32": "float32", "F64": "float64"}
 
 
@@ -418,14 +412,4 @@ def dtype_of(named: object) -> str | None:
     ['bfloat16', 'float16', 'float32', 'bfloat16', None]
     """
     word = str(named).removeprefix("torch.")
-    return (
-        None
-        if named is None
-        else (
-            word
-            if word in ("float32", "bfloat16", "float16")
-            else "float32"
-            if word == "float64"
-            else "bfloat16"
-        )
-    )
+    return None if named is None else _COMPUTED.get(word, "bfloat16")

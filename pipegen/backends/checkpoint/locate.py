@@ -74,11 +74,9 @@ def locate(model: str) -> str:
 
 
 def adapters_of(load: ModelLoadConfig) -> dict[str, str]:
-    """The adapters of a configuration, each by the setting that names it."""
-    adapters = {} if load.adapter is None else {"adapter": str(load.adapter)}
-    return adapters | {
-        f"adapters[{name!r}]": str(adapter) for name, adapter in load.adapters.items()
-    }
+    """The adapters of a configuration by their names; that of all requests has the empty name."""
+    named = load.adapters if load.adapter is None else {"": load.adapter}
+    return {name: str(adapter) for name, adapter in named.items()}
 
 
 def check_adapters(load: ModelLoadConfig) -> None:
@@ -90,24 +88,21 @@ def check_adapters(load: ModelLoadConfig) -> None:
             "ModelLoadConfig takes adapter, which all requests have, or adapters, of which requests"
             " choose by the option adapter: not both"
         )
-    for field, adapter in adapters_of(load).items():
-        _check_folder(field, adapter)
-
-
-def _check_folder(field: str, adapter: str) -> None:
-    folder = Path(adapter).expanduser()
-    is_path = (
-        folder.is_absolute()
-        or adapter.startswith((".", "~"))
-        or adapter.count("/") > 1
-        or "\\" in adapter
-        or folder.exists()
-    )
-    if is_path and not (folder / "adapter_config.json").is_file():
-        reason = "it has no adapter_config.json" if folder.is_dir() else "there is no such folder"
-        raise InvalidField(
-            f"ModelLoadConfig.{field}: {os.fspath(folder)!r} is no adapter: {reason}"
+    for name, adapter in adapters_of(load).items():
+        folder = Path(adapter).expanduser()
+        is_path = (
+            folder.is_absolute()
+            or adapter.startswith((".", "~"))
+            or adapter.count("/") > 1
+            or "\\" in adapter
+            or folder.exists()
         )
+        if is_path and not (folder / "adapter_config.json").is_file():
+            field = f"adapters[{name!r}]" if name else "adapter"
+            why = "it has no adapter_config.json" if folder.is_dir() else "there is no such folder"
+            raise InvalidField(
+                f"ModelLoadConfig.{field}: {os.fspath(folder)!r} is no adapter: {why}"
+            )
 
 
 def folder_of(name: str, source: str, revision: str | None = None) -> Path:

@@ -154,15 +154,14 @@ class Scoring:
         plain = (
             not self._checkpoint.is_vision_model and self._checkpoint.positions.long_after is None
         )
+        tail = context.tails[0]
         return (
             plain
             and len(context.tails) == 1
-            and 4 * self._vocabulary * self._logits_of(context.tails[0]) <= LOGITS
+            # at how many places a pass over the whole row makes logits
+            and 4 * self._vocabulary * (len(tail.ids) if self._keeps else len(tail.asked.token_ids))
+            <= LOGITS
         )
-
-    def _logits_of(self, tail: Tail) -> int:
-        """At how many places a pass over the whole row makes logits."""
-        return len(tail.ids) if self._keeps else len(tail.asked.token_ids)
 
     def _flat_batches(self, tails: Sequence[Tail]) -> Iterator[list[Tail]]:
         """Rows that are read together, neighbours in length: their logits and their tokens are few

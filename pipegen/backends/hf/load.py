@@ -65,7 +65,9 @@ def load_model(checkpoint: Checkpoint) -> Any:
             f"{load.model!r} is an encoder-decoder ({checkpoint.config.model_type}); pipegen runs"
             " decoder-only models"
         )
-    if _fills_masks(checkpoint.config):
+    names = getattr(checkpoint.config, "architectures", None) or ()
+    if names and all(name.endswith("ForMaskedLM") for name in names):
+        # transformers would load an encoder such as BERT as a causal model all the same
         raise ValueError(
             f"{load.model!r} ({checkpoint.config.model_type}) fills masks in a text, each token seeing"
             " those behind it: it cannot generate; pipegen runs decoder-only models"
@@ -84,14 +86,6 @@ def load_model(checkpoint: Checkpoint) -> Any:
     if load.compile:
         check_compilable(model)
     return model.eval()
-
-
-def _fills_masks(config: Any) -> bool:
-    """Whether a checkpoint is an encoder such as BERT, which transformers would load as a causal
-    model all the same.
-    """
-    names = getattr(config, "architectures", None) or ()
-    return bool(names) and all(name.endswith("ForMaskedLM") for name in names)
 
 
 def _read_model(checkpoint: Checkpoint) -> Any:

@@ -36,6 +36,7 @@ from pipegen.backends.checkpoint.checkpoint import Checkpoint
 from pipegen.backends.checkpoint.checkpoint_engine import release
 from pipegen.backends.checkpoint.engine_parity import Differs
 from pipegen.backends.checkpoint.load_errors import engine_failed
+from pipegen.backends.checkpoint.locate import adapters_of
 from pipegen.backends.step_loop import Mailbox, SharedSteps
 from pipegen.backends.vllm.self_check import checked_lengths
 from pipegen.backends.vllm.start import (
@@ -71,11 +72,10 @@ class Running(SharedSteps[Any]):
         self._dropped = deque[Iterable[str]]()
         self._adapters: dict[str, dict[str, Any]] = {}
         """How the rows of each adapter are asked for, by its name; the empty one is of all others."""
-        named = load.adapters if load.adapter is None else {"": load.adapter}
-        for number, (name, folder) in enumerate(named.items(), 1):
+        for number, (name, folder) in enumerate(adapters_of(load).items(), 1):
             from vllm.lora.request import LoRARequest
 
-            adapter = LoRARequest(name or str(folder), number, str(Path(folder).expanduser()))
+            adapter = LoRARequest(name or folder, number, str(Path(folder).expanduser()))
             self._adapters[name] = {"lora_request": adapter}
             if hasattr(engine, "add_lora"):
                 # an adapter that does not fit is found out now, and not by the first row
