@@ -18,7 +18,7 @@ import warnings
 import zlib
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from returns.result import Failure, Success
 
@@ -35,6 +35,7 @@ from pipegen.media.files import (
     parts_of,
 )
 from pipegen.media.sizes import ImageSpec, fit, nearest_sides, pixel_budget
+from pipegen.media.source import SourceRejected
 from pipegen.records.results import PreparedImage
 
 if TYPE_CHECKING:
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
     from pipegen.records.requests import ImagePolicy
 
 
+A = TypeVar("A")
 T = TypeVar("T")
 FORMATS = ("PNG", "JPEG", "MPO", "WEBP", "GIF", "BMP", "TIFF", "PPM", "AVIF", "HEIF")
 """The file formats that are read, in Pillow's names; without those that run an interpreter (EPS,
@@ -123,7 +125,7 @@ def open_image(data: bytes, policy: ImagePolicy, index: int = 0) -> Slot[Image.I
     >>> open_image(b"no image", ImagePolicy()).failure().message
     'image 0 (8 bytes) is not an image in a known format (PNG, JPEG, MPO, WEBP, GIF, BMP, TIFF, PPM, AVIF, HEIF)'
     """
-    return _opened(data, policy, index, lambda opened: Success(opened.image))
+    return _opened(data, policy, index, lambda opened: opened.image)
 
 
 class FileToSend(NamedTuple):
@@ -149,12 +151,12 @@ def file_to_send(data: bytes, policy: ImagePolicy, index: int = 0) -> Slot[FileT
     [True, False]
     """
 
-    def file_of(opened: _Opened) -> Slot[FileToSend]:
+    def file_of(opened: _Opened) -> FileToSend:
         if opened.kind:
-            return Success(FileToSend(opened.kind, data))
+            return FileToSend(opened.kind, data)
         buffer = io.BytesIO()
         opened.image.save(buffer, "PNG", compress_level=1)
-        return Success(FileToSend("png", buffer.getvalue()))
+        return FileToSend("png", buffer.getvalue())
 
     return _opened(data, policy, index, file_of)
 
@@ -166,10 +168,10 @@ class _Opened(NamedTuple):
     kind: str
 
 
-def _opened(
-    data: bytes, policy: ImagePolicy, index: int, use: Callable[[_Opened], Slot[T]]
-) -> Slot[T]:
-    """What `use` makes of the decoded image. The memory of both counts in `DECODING`."""
+def _opened(data: bytes, policy: ImagePolicy, index: int, use: Callable[[_Opened], T]) -> Slot[T]:
+    """What `use` makes of the decoded image. The memory of both counts in `DECODING`. Where either
+    raises `SourceRejected`, that is `BadImage(index)`.
+    """
 
     def unknown(raised: Raised) -> BadImage:
         return BadImage(
@@ -178,29 +180,32 @@ def _opened(
             incident=raised.incident,
         )
 
+    def accepted(work: Callable[[], A]) -> Slot[A]:
+        try:
+            return Success(work())
+        except SourceRejected as refused:
+            return Failure(BadImage(index, message=f"image {index} {refused}", hint=refused.hint))
+
+    with _SILENCE, ExitStack() as until_used:
+        opened = guard_result(
+            lambda: accepted(lambda: _decoded(data, policy, until_used)), unknown, known=BROKEN
+        )
+        return opened.bind(lambda decoded: accepted(lambda: use(decoded)))
+
+
+def _decoded(data: bytes, policy: ImagePolicy, until_used: ExitStack) -> _Opened:
+    from PIL import Image, UnidentifiedImageError
+
     counted = parts_of(data)
     if counted.parts > MOST_PARTS:
         why = f"({len(data)} bytes) has more than {MOST_PARTS} parts"
-        return _rejected(index, why, _SAVE_AGAIN)
-
-    with _SILENCE, ExitStack() as until_used:
-        return guard_result(
-            lambda: _decoded(data, policy, index, counted, until_used), unknown, known=BROKEN
-        ).bind(use)
-
-
-def _decoded(
-    data: bytes, policy: ImagePolicy, index: int, counted: Counted, until_used: ExitStack
-) -> Slot[_Opened]:
-    from PIL import Image, UnidentifiedImageError
-
+        raise SourceRejected(why, _SAVE_AGAIN)
     family = family_of(data)
     try:
         with Image.open(io.BytesIO(data), formats=_known_formats(family)) as image:
             width, height = image.size
             if width * height > policy.max_source_pixels:
-                return _rejected(
-                    index,
+                raise SourceRejected(
                     f"announces {width}x{height} pixels; the limit is {policy.max_source_pixels} in"
                     " all",
                     "make it smaller, or raise ImagePolicy.max_source_pixels if you trust the source",
@@ -208,43 +213,37 @@ def _decoded(
             scans, most = _scans(image, data, counted), most_scans(width * height)
             if scans > most:
                 why = f"of {width}x{height} pixels has {scans} scans; the limit is {most}"
-                return _rejected(index, why, _SAVE_AGAIN)
+                raise SourceRejected(why, _SAVE_AGAIN)
             until_used.enter_context(DECODING.taken(decoded_bytes(image)))
             image.load()
             if image.mode == "F":
-                return _of_floats(image, index)
+                raise _of_floats(image)
             orientation = _orientation(image)
             depth = _depth(data)
             is_plain = _is_plain(image, orientation) and depth != 16
             kind = _SENT.get(image.format or "", "") if is_plain else ""
-            upright = _turn(_rgb(image, depth), orientation)
+            return _Opened(_turn(_rgb(image, depth), orientation), kind)
     except UnidentifiedImageError:
         if not data:
-            return _rejected(index, "is empty: 0 bytes")
+            raise SourceRejected("is empty: 0 bytes") from None
         if family and family not in Image.OPEN:
             why = f"is {family}, and what reads {family} is not installed"
-            return _rejected(index, why, f"{_COMES_WITH[family]}, or convert it to JPEG or PNG")
-        return _rejected(
-            index,
+            hint = f"{_COMES_WITH[family]}, or convert it to JPEG or PNG"
+            raise SourceRejected(why, hint) from None
+        raise SourceRejected(
             f"({len(data)} bytes) is not an image in a known format ({', '.join(FORMATS)})",
             "check that it is an image; convert other formats to PNG or JPEG",
-        )
+        ) from None
     except Image.DecompressionBombError as raised:
         hint = "make it smaller; Pillow's own limit is twice PIL.Image.MAX_IMAGE_PIXELS"
-        return _rejected(index, f"is too large for Pillow: {raised}", hint)
-    return Success(_Opened(upright, kind))
+        raise SourceRejected(f"is too large for Pillow: {raised}", hint) from raised
 
 
-def _rejected(index: int, why: str, hint: str = "") -> Slot[Any]:
-    return Failure(BadImage(index, message=f"image {index} {why}", hint=hint))
-
-
-def _of_floats(image: Image.Image, index: int) -> Slot[Any]:
+def _of_floats(image: Image.Image) -> SourceRejected:
     low, high = image.getextrema()
     unit = isinstance(low, float) and isinstance(high, float) and 0 <= low <= high <= 1
     save = "save it with levels of 8 bits, from 0 to 255"
-    return _rejected(
-        index,
+    return SourceRejected(
         f"has levels that are floats, from {low:g} to {high:g}: no file says which of them is white",
         f"multiply them by 255, round, and {save}" if unit else f"scale them, and {save}",
     )
@@ -405,7 +404,7 @@ def prepare(
                     f"{name} does not apply: this model's processor has its own sizes", option=name
                 )
             )
-    return _opened(data, policy, index, lambda opened: sized(opened.image, spec, options, index))
+    return _opened(data, policy, index, lambda opened: sized(opened.image, spec, options))
 
 
 def _resized(image: Image.Image, size: tuple[int, int], resample: int) -> Image.Image:
@@ -420,53 +419,41 @@ def _resized(image: Image.Image, size: tuple[int, int], resample: int) -> Image.
     return image
 
 
-def sized(
-    image: Image.Image, spec: ImageSpec, options: VlmPreprocessOptions, index: int
-) -> Slot[PreparedImage]:
-    """As `prepare`, for an upright RGB image."""
+def sized(image: Image.Image, spec: ImageSpec, options: VlmPreprocessOptions) -> PreparedImage:
+    """As `prepare`, for an upright RGB image. Raises `SourceRejected`."""
     width, height = image.size
     if spec.kind == "native":
-        return Success(
-            PreparedImage(width=width, height=height, rgb=image.tobytes(), digest=digest(image))
-        )
+        return PreparedImage(width=width, height=height, rgb=image.tobytes(), digest=digest(image))
     if options.do_resize is False:
-        misfit = _misfit(width, height, spec, options, index)
-        if misfit is not None:
-            return misfit
+        _require_fit(width, height, spec, options)
         size = image.size
     else:
         low, high = pixel_budget(spec, options)
         try:
             size = fit(width, height, factor=spec.factor, min_pixels=low, max_pixels=high)
         except ValueError as refused:
-            return _rejected(
-                index,
+            raise SourceRejected(
                 f"of {width}x{height} pixels has no size that the model takes: {refused}",
                 "crop or pad the image, or widen the range from min_pixels to max_pixels",
-            )
+            ) from None
     fitted = _resized(image, size, spec.resample)
     grid = (1, size[1] // spec.patch_size, size[0] // spec.patch_size)
     tokens = grid[1] * grid[2] // spec.merge_size**2
-    return Success(
-        PreparedImage(
-            width=size[0],
-            height=size[1],
-            rgb=fitted.tobytes(),
-            digest=digest(image),
-            grid=grid,
-            tokens=tokens,
-        )
+    return PreparedImage(
+        width=size[0],
+        height=size[1],
+        rgb=fitted.tobytes(),
+        digest=digest(image),
+        grid=grid,
+        tokens=tokens,
     )
 
 
-def _misfit(
-    width: int, height: int, spec: ImageSpec, options: VlmPreprocessOptions, index: int
-) -> Slot[Any] | None:
-    """Why an image is rejected with `do_resize=False`, or None."""
+def _require_fit(width: int, height: int, spec: ImageSpec, options: VlmPreprocessOptions) -> None:
+    """Raise `SourceRejected` for an image that is not taken with `do_resize=False`."""
     if width % spec.factor or height % spec.factor:
         nearest = nearest_sides(width, height, spec.factor)
-        return _rejected(
-            index,
+        raise SourceRejected(
             f"is {width}x{height}; with do_resize=False both sides must be multiples of"
             f" {spec.factor} pixels",
             f"resize it to {nearest[0]}x{nearest[1]}, the nearest valid size, or leave"
@@ -474,13 +461,12 @@ def _misfit(
         )
     low, high = options.min_pixels or 1, options.max_pixels or width * height
     if not low <= width * height <= high:
-        return _rejected(
-            index,
+        raise SourceRejected(
             f"has {width * height} pixels, outside the requested {low} to {high}, and"
             " do_resize=False keeps its size",
             "leave do_resize=True, or ask for other bounds",
         )
-    return None
+    return
 
 
 def as_pil(image: PreparedImage) -> Image.Image:

@@ -189,13 +189,11 @@ def _joined(
     last: tuple[Any, PreparedImage] | None = None
     for time, image in frames:
         if last is None or last[0] is not image:
-            sized_frame = sized(image, budget, options, 0)
-            if not is_ok(sized_frame):
-                error = sized_frame.failure()
-                words = error.message.removeprefix("image 0 ")
-                hint = error.hint.replace("the image", "the video")
-                return _rejected(index, f"the frame at {time:g} s {words}", hint)
-            last = image, sized_frame.unwrap()
+            try:
+                last = image, sized(image, budget, options)
+            except SourceRejected as refused:
+                hint = refused.hint.replace("the image", "the video")
+                return _rejected(index, f"the frame at {time:g} s {refused}", hint)
         prepared.append(last[1])
     times = tuple(time for time, _ in frames)
     first = prepared[0]
