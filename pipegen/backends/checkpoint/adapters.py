@@ -11,12 +11,11 @@ import json
 import pickle
 import re
 from collections.abc import Collection, Mapping
-from pathlib import Path
 from typing import Any
 
 from pipegen.backends.checkpoint.checkpoint import Checkpoint
 from pipegen.backends.checkpoint.load_errors import broken_file, header, stored_names
-from pipegen.backends.checkpoint.locate import cached
+from pipegen.backends.checkpoint.locate import files_of_adapter
 
 _MAGNITUDE = ".lora_magnitude_vector"
 _SUFFIX = re.compile(r"\.(lora_\w+|base_layer)(\.default)?(\.weight|\.bias)?$")
@@ -61,7 +60,7 @@ def adapter_config(adapter: str) -> Mapping[str, Any]:
     """What `adapter_config.json` says. Raises `BadAdapter` where it is not there or no JSON
     object.
     """
-    file = _file(adapter, "adapter_config.json")
+    file = files_of_adapter(adapter).cached("adapter_config.json")
     try:
         settings = None if file is None else json.loads(file.read_text(encoding="utf-8"))
     except ValueError:
@@ -96,9 +95,7 @@ def check_adapter(checkpoint: Checkpoint, adapter: str) -> None:
     names, model = frozenset(shapes), _without_weights(checkpoint)
     check_shapes(adapter, config, shapes, model)
     modules = frozenset(name for name, _ in model.named_modules())
-    all_modules = modules | {
-        name.rsplit(".", 1)[0] for name in stored_names(checkpoint.source, checkpoint.load.revision)
-    }
+    all_modules = modules | {name.rsplit(".", 1)[0] for name in stored_names(checkpoint.files)}
     of = {name: _module_of(name) for name in names}
     foreign = [name for name in names if of[name] not in all_modules]
     adapted = {module for name, module in of.items() if ".lora_" in name}
@@ -113,16 +110,11 @@ def check_adapter(checkpoint: Checkpoint, adapter: str) -> None:
     refuse_parts(adapter, foreign, missing, matched=len(foreign) < len(names))
 
 
-def _file(adapter: str, name: str) -> Path | None:
-    where = Path(adapter).expanduser()
-    return cached(str(where) if where.is_dir() else adapter, name)
-
-
 def weight_shapes(adapter: str) -> Mapping[str, tuple[int, ...]]:
     """The names of the adapter's weights, and their shapes. Raises `BadAdapter` where it has none,
     or no whole file of them.
     """
-    file = _file(adapter, "adapter_model.safetensors")
+    file = files_of_adapter(adapter).cached("adapter_model.safetensors")
     if file is None:
         return {name: tuple(tensor.shape) for name, tensor in _of_bin(adapter, "meta").items()}
     broken = broken_file([file])
@@ -138,7 +130,7 @@ def tensors_of(adapter: str, config: Mapping[str, Any]) -> Mapping[str, Any] | N
     """The adapter's weights, where transformers reads its file not as peft does: one of PyTorch's,
     and DoRA, whose `lora_magnitude_vector` is a module today. None for any other.
     """
-    file = _file(adapter, "adapter_model.safetensors")
+    file = files_of_adapter(adapter).cached("adapter_model.safetensors")
     if file is not None and not config.get("use_dora"):
         return None
     from safetensors.torch import load_file
@@ -154,7 +146,7 @@ def _of_bin(adapter: str, device: str) -> Mapping[str, Any]:
     """The tensors of `adapter_model.bin`. Nothing else is unpickled."""
     import torch
 
-    file = _file(adapter, "adapter_model.bin")
+    file = files_of_adapter(adapter).cached("adapter_model.bin")
     if file is None:
         raise BadAdapter(
             f"the adapter {adapter!r} has no adapter_model.safetensors and no adapter_model.bin"

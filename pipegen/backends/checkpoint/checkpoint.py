@@ -30,8 +30,7 @@ from pipegen.backends.checkpoint.load_errors import (
 )
 from pipegen.backends.checkpoint.locate import (
     EMBEDDED,
-    cached_json,
-    folder_of,
+    ModelFiles,
     has_weights,
     instead_of,
     locate,
@@ -98,12 +97,17 @@ class Checkpoint:
         self.lock = threading.RLock()
         """Held while a processor is loaded: images may be prepared side by side."""
 
+    @property
+    def files(self) -> ModelFiles:
+        """The checkpoint's files, in its folder or on the hub."""
+        return ModelFiles(self.source, self.load.revision)
+
     @cached_property
     def _folders(self) -> tuple[Path, ...]:
         """Where the checkpoint's files are, and its adapter's."""
         adapters = adapter_folders_of(self.load).values() if self.load.adapter is not None else ()
         with loading(self.load, "the files", self.source, hint=instead_of(self.source)):
-            return (folder_of("config.json", self.source, self.load.revision), *adapters)
+            return (self.files.folder("config.json"), *adapters)
 
     @property
     def identity(self) -> str:
@@ -214,7 +218,7 @@ class Checkpoint:
             " the checkpoint"
         )
         with loading(self.load, "the tokenizer", self.source, hint=hint):
-            require_whole(self.source, self.load.revision, *_OF_TOKENIZER)
+            require_whole(self.files, *_OF_TOKENIZER)
             tokenizer, renderer = load_tokenizer(self.source, model=self.fact.model, **self._where)
             tokenizer.source("a")  # settings of the wrong type raise at the first call
             if len(tokenizer.control_tokens) >= tokenizer.source.backend_tokenizer.get_vocab_size(
@@ -243,10 +247,8 @@ class Checkpoint:
     def generation_config(self) -> immutabledict[str, Any]:
         """The checkpoint's own generation settings, frozen; empty where it has none."""
         with loading(self.load, "generation_config.json", self.source):
-            require_whole(self.source, self.load.revision, "generation_config.json")
-            settings: immutabledict[str, Any] = mapping(
-                cached_json(self.source, "generation_config.json", self.load.revision)
-            )
+            require_whole(self.files, "generation_config.json")
+            settings: immutabledict[str, Any] = mapping(self.files.json("generation_config.json"))
         return settings
 
     @cached_property
@@ -344,14 +346,14 @@ class Checkpoint:
         named = dtype_of(getattr(self.config, "dtype", None)) or dtype_of(
             getattr(self.config.get_text_config(), "dtype", None)
         )
-        return named or dtype_of(stored_dtype(self.source, self.load.revision)) or "float32"
+        return named or dtype_of(stored_dtype(self.files)) or "float32"
 
     def require_weights(self) -> None:
         """Raise `CallFailed` where a file of the weights is here and broken, or named by an index
         and not here. Reads headers only.
         """
         with loading(self.load, "the weights", self.source):
-            require_weights(self.source, self.load.revision)
+            require_weights(self.files)
 
     @cached_property
     def positions(self) -> Positions:
@@ -395,7 +397,9 @@ class Checkpoint:
         Raises as `load_processor` does.
         """
         need("transformers", "hf", "reading images")
-        return processors.load_processor(self.source, self.config.model_type, **self._where)
+        return processors.load_processor(
+            self.files, self.config.model_type, trust_remote_code=self.load.trust_remote_code
+        )
 
     @cached_property
     def no_processor_because(self) -> str:
@@ -407,9 +411,7 @@ class Checkpoint:
                 else:
                     processors.check_pixels(self.image_processor, self.image_spec)
         except (processors.CannotProcess, MissingExtra) as raised:
-            broken = broken_in(
-                self.source, self.load.revision, "preprocessor_config.json", "processor_config.json"
-            )
+            broken = broken_in(self.files, "preprocessor_config.json", "processor_config.json")
             because = raised if broken is None else f"{broken.words} ({broken.hint})"
             return f"the image processor of {self.load.model!r} cannot be used: {because}"[:600]
         return ""

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from returns.result import Failure, Success
 
-from pipegen.backends.checkpoint.locate import cached_json
+from pipegen.backends.checkpoint.locate import ModelFiles
 from pipegen.core.errors import ContractError, UnsupportedMultimodal
 from pipegen.core.foreign_calls import call_tokenizer
 from pipegen.core.slots import Slot
@@ -209,9 +209,7 @@ class ImageInputs(NamedTuple):
     marked: Mapping[str, Mapping[int, int]]
 
 
-def load_processor(
-    source: str, model_type: str, *, revision: str | None = None, trust_remote_code: bool = False
-) -> Any:
+def load_processor(files: ModelFiles, model_type: str, *, trust_remote_code: bool = False) -> Any:
     """The checkpoint's processor for text and images, on Pillow; its parts for video and sound,
     which need other packages, are left out.
 
@@ -220,8 +218,9 @@ def load_processor(
     import transformers
 
     hf: Any = transformers  # its own annotations are partial
+    source, revision = files
     where: dict[str, Any] = {"revision": revision, "trust_remote_code": trust_remote_code}
-    named, remote = _named(source, revision)
+    named, remote = _named(files)
     if remote and trust_remote_code:
         with translate_errors():
             return hf.AutoProcessor.from_pretrained(source, backend="pil", **where)
@@ -244,13 +243,13 @@ def load_processor(
     return processor
 
 
-def _named(source: str, revision: str | None) -> tuple[str | None, bool]:
+def _named(files: ModelFiles) -> tuple[str | None, bool]:
     """The class that the checkpoint names for its processor, and whether that is code of its
     own.
     """
     for name in ("processor_config.json", "preprocessor_config.json", "tokenizer_config.json"):
         with translate_errors():
-            settings = cached_json(source, name, revision)
+            settings = files.json(name)
         named, remote = (
             settings.get("processor_class"),
             "AutoProcessor" in settings.get("auto_map", {}),

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from pipegen.backends.checkpoint.file_digests import header_of, identity_of
-from pipegen.backends.checkpoint.locate import adapters_of, cached, folder_of_adapter
+from pipegen.backends.checkpoint.locate import ModelFiles, adapters_of, files_of_adapter
 from pipegen.core.distribution import MissingExtra
 from pipegen.core.errors import BackendFailed, CallFailed
 from pipegen.engines.settings import ModelLoadConfig
@@ -101,7 +101,7 @@ def adapter_folders_of(load: ModelLoadConfig) -> dict[str, Path]:
     folders = {}
     for name, source in adapters_of(load).items():
         with loading(load, f"the adapter {source!r}", source, hint=_INSTEAD_OF_ADAPTER):
-            folders[name] = folder_of_adapter(source)
+            folders[name] = files_of_adapter(source).folder("adapter_config.json")
     return folders
 
 
@@ -135,8 +135,8 @@ def load_failed(
     folders = [
         folder
         for folder in (
-            _folder_of(source, load.revision),
-            *(_folder_of(adapter, None) for adapter in adapters_of(load).values()),
+            _folder_of(ModelFiles(source, load.revision)),
+            *(_folder_of(ModelFiles(adapter)) for adapter in adapters_of(load).values()),
         )
         if folder is not None
     ]
@@ -189,10 +189,9 @@ def engine_failed(
     return BackendFailed(message, backend=backend, scope=scope, incident=incident, hint=hint)
 
 
-def _folder_of(source: str, revision: str | None) -> Path | None:
-    """Where the files of a folder or of a hub's model are on this machine; None where they are
-    not.
-    """
+def _folder_of(files: ModelFiles) -> Path | None:
+    """Where the files are on this machine; None where they are not."""
+    source, revision = files
     if not source or Path(source).expanduser().is_dir():
         return Path(source).expanduser() if source else None
     with contextlib.suppress(ImportError, ValueError):  # a name that the hub does not take
@@ -324,11 +323,11 @@ def _broken_text(file: Path, head: bytes) -> Broken | None:
     return None
 
 
-def broken_in(source: str, revision: str | None, *names: str) -> Broken | None:
+def broken_in(files: ModelFiles, *names: str) -> Broken | None:
     """What is wrong with the first of these files that is not what it should be, of those that the
     model has.
     """
-    folder = _folder_of(source, revision)
+    folder = _folder_of(files)
     return (
         broken_file(folder / name for name in names if os.path.lexists(folder / name))
         if folder is not None
@@ -336,20 +335,20 @@ def broken_in(source: str, revision: str | None, *names: str) -> Broken | None:
     )
 
 
-def require_whole(source: str, revision: str | None, *names: str) -> None:
+def require_whole(files: ModelFiles, *names: str) -> None:
     """Raise `ValueError` where one of these files of the model is broken. transformers goes on
     without one that is a folder, or a link to nothing.
     """
-    broken = broken_in(source, revision, *names)
+    broken = broken_in(files, *names)
     if broken is not None:
         raise ValueError(broken.words)
 
 
-def require_weights(source: str, revision: str | None) -> None:
+def require_weights(files: ModelFiles) -> None:
     """Raise `ValueError` where a file of the model's weights is broken; where none is here, there
     is nothing to say.
     """
-    folder = _folder_of(source, revision)
+    folder = _folder_of(files)
     broken = None if folder is None else broken_file(weight_files(folder))
     if broken is not None:
         raise ValueError(broken.words)
@@ -373,31 +372,29 @@ def header(file: Path) -> Mapping[str, Mapping[str, Any]]:
     return found.tensors
 
 
-def stored_dtype(source: str, revision: str | None) -> str | None:
+def stored_dtype(files: ModelFiles) -> str | None:
     """The type of the first floating-point tensor of a checkpoint; None where it has no safetensors
     file. Raises as `header` does.
     """
-    file = cached(
-        source, next(iter(_shards(source, revision).values()), "model.safetensors"), revision
-    )
+    file = files.cached(next(iter(_shards(files).values()), "model.safetensors"))
     names = (
         () if file is None else (_FLOATS.get(tensor["dtype"]) for tensor in header(file).values())
     )
     return next((name for name in names if name is not None), None)
 
 
-def stored_names(source: str, revision: str | None) -> frozenset[str]:
+def stored_names(files: ModelFiles) -> frozenset[str]:
     """The names of a checkpoint's tensors; none where it has no safetensors file. Raises as
     `header` does.
     """
-    shards = _shards(source, revision)
-    file = None if shards else cached(source, "model.safetensors", revision)
+    shards = _shards(files)
+    file = None if shards else files.cached("model.safetensors")
     return frozenset(shards if file is None else header(file))
 
 
-def _shards(source: str, revision: str | None) -> Mapping[str, str]:
+def _shards(files: ModelFiles) -> Mapping[str, str]:
     """Which file each tensor is in, where there are several."""
-    index = cached(source, "model.safetensors.index.json", revision)
+    index = files.cached("model.safetensors.index.json")
     index_map: Mapping[str, str] = (
         {} if index is None else json.loads(index.read_text(encoding="utf-8"))["weight_map"]
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from pipegen.backends.checkpoint.file_digests import WEIGHTS
 from pipegen.core.foreign_calls import attempt
@@ -105,15 +105,63 @@ def check_adapters(load: ModelLoadConfig) -> None:
             )
 
 
-def folder_of(name: str, source: str, revision: str | None = None) -> Path:
-    """A folder, or that in which the hub's file of this name is kept, with the others."""
-    return Path(source) if Path(source).is_dir() else fetched(source, name, revision).parent
+class ModelFiles(NamedTuple):
+    """The files of a folder, or of a hub's model."""
+
+    source: str
+    revision: str | None = None
+
+    def cached(self, name: str) -> Path | None:
+        """A file, from the hub where it is not here yet. None where there is none of that name."""
+        if Path(self.source).is_dir():
+            file = Path(self.source) / name
+            return file if file.is_file() else None
+        from huggingface_hub import hf_hub_download
+        from huggingface_hub.errors import EntryNotFoundError
+
+        path = attempt(lambda: hf_hub_download(self.source, name, revision=self.revision))
+        if is_ok(path):
+            return Path(path.unwrap())
+        # it has none, or it is not here and the hub is not asked
+        if isinstance(path.failure(), EntryNotFoundError):
+            return None
+        return self._by_transformers(name, missing=False)
+
+    def fetched(self, name: str) -> Path:
+        """As `cached`, for a file that must be there. Raises `OSError` where it is not."""
+        path = self.cached(name) or self._by_transformers(name, missing=True)
+        if path is None:
+            raise FileNotFoundError(f"{self.source} has no {name}")
+        return path
+
+    def _by_transformers(self, name: str, *, missing: bool) -> Path | None:
+        """The file as transformers finds it. Raises `OSError` with its words where the hub fails;
+        with `missing` where the hub has no such file, too.
+        """
+        from transformers.utils.hub import cached_file
+
+        path = cached_file(
+            self.source,
+            name,
+            revision=self.revision,
+            _raise_exceptions_for_missing_entries=missing,
+        )
+        return None if path is None else Path(path)
+
+    def json(self, name: str) -> Any:
+        """What a file of JSON holds; an empty object where there is none of that name."""
+        path = self.cached(name)
+        return {} if path is None else json.loads(path.read_text(encoding="utf-8"))
+
+    def folder(self, name: str) -> Path:
+        """The folder, or that in which the hub's file of this name is kept, with the others."""
+        return Path(self.source) if Path(self.source).is_dir() else self.fetched(name).parent
 
 
-def folder_of_adapter(adapter: str) -> Path:
-    """The folder of an adapter's files."""
+def files_of_adapter(adapter: str) -> ModelFiles:
+    """The files of an adapter."""
     folder = Path(adapter).expanduser()
-    return folder_of("adapter_config.json", str(folder) if folder.is_dir() else adapter)
+    return ModelFiles(str(folder) if folder.is_dir() else adapter)
 
 
 def instead_of(source: str) -> str:
@@ -124,51 +172,6 @@ def instead_of(source: str) -> str:
         "give the folder of a checkpoint (config.json, *.safetensors, tokenizer.json) or a hub"
         f" name; a private one needs HF_TOKEN{nearest(source, [EMBEDDED], CLOSE)}"
     )
-
-
-def cached(source: str, name: str, revision: str | None = None) -> Path | None:
-    """A file of a folder or of a hub's model, from the hub where it is not here yet. None where
-    there is none of that name.
-    """
-    if Path(source).is_dir():
-        file = Path(source) / name
-        return file if file.is_file() else None
-    from huggingface_hub import hf_hub_download
-    from huggingface_hub.errors import EntryNotFoundError
-
-    path = attempt(lambda: hf_hub_download(source, name, revision=revision))
-    if is_ok(path):
-        return Path(path.unwrap())
-    # it has none, or it is not here and the hub is not asked
-    if isinstance(path.failure(), EntryNotFoundError):
-        return None
-    return _by_transformers(source, name, revision, missing=False)
-
-
-def fetched(source: str, name: str, revision: str | None = None) -> Path:
-    """As `cached`, for a file that must be there. Raises `OSError` where it is not."""
-    path = cached(source, name, revision) or _by_transformers(source, name, revision, missing=True)
-    if path is None:
-        raise FileNotFoundError(f"{source} has no {name}")
-    return path
-
-
-def _by_transformers(source: str, name: str, revision: str | None, *, missing: bool) -> Path | None:
-    """The file as transformers finds it. Raises `OSError` with its words where the hub fails; with
-    `missing` where the hub has no such file, too.
-    """
-    from transformers.utils.hub import cached_file
-
-    path = cached_file(
-        source, name, revision=revision, _raise_exceptions_for_missing_entries=missing
-    )
-    return None if path is None else Path(path)
-
-
-def cached_json(source: str, name: str, revision: str | None = None) -> Any:
-    """What such a file of JSON holds; an empty object where there is none of that name."""
-    path = cached(source, name, revision)
-    return {} if path is None else json.loads(path.read_text(encoding="utf-8"))
 
 
 def has_weights(folder: Path) -> bool:

@@ -20,7 +20,7 @@ from typing import Any
 from immutabledict import immutabledict
 
 from pipegen.backends.checkpoint.chat_jinja import rendering, reserved_by
-from pipegen.backends.checkpoint.locate import cached, cached_json
+from pipegen.backends.checkpoint.locate import ModelFiles
 from pipegen.backends.checkpoint.tokenizer_file import (
     LightTokenizer,
     keep_recipe,
@@ -387,11 +387,11 @@ def load_tokenizer(
     Python. `InvalidField` is for one that splits text otherwise than its own `tokenizer.json` (see
     `pipegen.backends.checkpoint.tokenizer_file`). Loads no processor, so it needs no torchvision.
     """
-    file = cached(path_or_name, "tokenizer.json", revision)
-    config = cached_json(path_or_name, "tokenizer_config.json", revision)
+    files = ModelFiles(path_or_name, revision)
+    file, config = files.cached("tokenizer.json"), files.json("tokenizer_config.json")
 
     def renderer(raw: Any, templates: Any) -> HFRenderer:
-        processors = _processor_templates(path_or_name, revision)
+        processors = _processor_templates(files)
         return HFRenderer(raw, processors or _with_those_of(config.get("chat_template"), templates))
 
     def by_transformers() -> Any:
@@ -480,14 +480,14 @@ def _with_those_of(configured: Any, templates: Any) -> Any:
     return {**(configured or {}), **templates}
 
 
-def _processor_templates(path_or_name: str, revision: str | None) -> str | None:
+def _processor_templates(files: ModelFiles) -> str | None:
     """The template in a processor's own files, in the order in which transformers takes them; None
     where the processor has none.
 
     A `chat_template.jinja` belongs to both, and the tokenizer has read it already.
     """
     for name in ("processor_config.json", "chat_template.json"):
-        template = cached_json(path_or_name, name, revision).get("chat_template")
+        template = files.json(name).get("chat_template")
         if isinstance(template, str):
             return template
     return None

@@ -22,7 +22,7 @@ from pipegen.backends.checkpoint.image_processors import (
     spec_of_grid,
     translate_errors,
 )
-from pipegen.backends.checkpoint.locate import cached_json
+from pipegen.backends.checkpoint.locate import ModelFiles
 from pipegen.core.errors import ContractError, UnsupportedMultimodal
 from pipegen.core.foreign_calls import call_tokenizer
 from pipegen.core.slots import Slot
@@ -38,23 +38,23 @@ _SHARED = frozenset({"Qwen3VLVideoProcessor"})
 """Those whose budget of pixels is one of all frames together."""
 
 
-def load_video_processor(source: str, model_type: str, revision: str | None = None) -> Any:
+def load_video_processor(files: ModelFiles, model_type: str) -> Any:
     """The checkpoint's processor of videos. Raises `CannotProcess`, with the reason, where it
     cannot be had.
     """
     name = family_of(model_type).video_processor
     with translate_errors():
-        settings = cached_json(source, "video_preprocessor_config.json", revision)
-        settings = settings or cached_json(source, "preprocessor_config.json", revision)
+        settings = files.json("video_preprocessor_config.json")
+        settings = settings or files.json("preprocessor_config.json")
         named = settings.get("video_processor_type", name)
         if named != name:
             raise CannotProcess(f"its processor of videos is {named}, and not {name}")
         base = _class_of(name)
         kind: Any = type(name, (base,), {"rescale_and_normalize": _normalized})
-        more = {} if revision is None else {"revision": revision}
+        more = {} if files.revision is None else {"revision": files.revision}
         if base.__name__ != name:
             more |= _defaults_of_qwen2(settings)
-        return kind.from_pretrained(source, **more)
+        return kind.from_pretrained(files.source, **more)
 
 
 def _class_of(name: str) -> Any:

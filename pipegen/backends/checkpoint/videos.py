@@ -72,16 +72,11 @@ class Videos:
         from pipegen.backends.checkpoint.video_processors import load_video_processor
 
         need("transformers", "hf", "reading videos")
-        load, kind = self._checkpoint.load, self._checkpoint.model_type
+        checkpoint, kind = self._checkpoint, self._checkpoint.model_type
         processor = load_processor(
-            self._checkpoint.source,
-            kind,
-            revision=load.revision,
-            trust_remote_code=load.trust_remote_code,
+            checkpoint.files, kind, trust_remote_code=checkpoint.load.trust_remote_code
         )
-        processor.video_processor = load_video_processor(
-            self._checkpoint.source, kind, load.revision
-        )
+        processor.video_processor = load_video_processor(checkpoint.files, kind)
         return processor
 
     @cached_property

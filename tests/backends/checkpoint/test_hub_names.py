@@ -14,7 +14,6 @@ import pytest
 pytest.importorskip("transformers")
 
 from pipegen import embedded
-from pipegen.backends.checkpoint.locate import cached, fetched
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 REVISIONS = ("", COMMIT, "main")
@@ -85,6 +84,6 @@ def test_a_model_that_is_not_here_is_refused_in_the_same_words(starts: Any) -> N
 
 
 def test_a_file_that_a_folder_lacks_is_none_or_refused(tmp_path: Path) -> None:
-    assert cached(str(tmp_path), "config.json") is None
+    assert ModelFiles(str(tmp_path)).cached("config.json") is None
     with pytest.raises(FileNotFoundError, match=r"has no config\.json"):
-        fetched(str(tmp_path), "config.json")
+        ModelFiles(str(tmp_path)).fetched("config.json")
