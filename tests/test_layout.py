@@ -132,7 +132,7 @@ INNER_NAMES = {
     "drivers.tools": "Tools",
     "drivers.turns": "next_request",
     "backends": "route_with with_fallback",
-    "backends.checkpoint.boundaries": "Boundary boundaries",
+    "backends.checkpoint.positions": "Boundary boundaries",
     "backends.checkpoint.checkpoint": "Checkpoint",
     "backends.checkpoint.engine_parity": "compared in_words",
     "backends.checkpoint.locate": "NoSuchModel",

@@ -95,9 +95,9 @@ def _with_format(schema: dict[str, Any]) -> dict[str, Any]:
     if "pattern" not in out:
         return {**out, "pattern": PATTERNS[name]}
     others = out.get("allOf")
-    more = [{"type": "string", "pattern": PATTERNS[name]}] if "type" in out else []
-    more = more or [{"pattern": PATTERNS[name]}]
-    return {**out, "allOf": [*(others if isinstance(others, list) else ()), *more]}
+    more = {"type": "string"} if "type" in out else {}
+    more["pattern"] = PATTERNS[name]
+    return {**out, "allOf": [*(others if isinstance(others, list) else ()), more]}
 
 
 def _settled_bounds(schema: Mapping[str, Any]) -> dict[str, Any]:

@@ -149,9 +149,9 @@ def _same_text(name: str) -> dict[str, Any]:
     os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
     os.environ.setdefault("VLLM_LOGGING_STREAM", "ext://sys.stderr")
     need("vllm", "vllm", "the vLLM engine")
-    from pipegen.backends.checkpoint.boundaries import boundaries
     from pipegen.backends.checkpoint.checkpoint import Checkpoint
     from pipegen.backends.checkpoint.engine_parity import compared, in_words
+    from pipegen.backends.checkpoint.positions import boundaries
     from pipegen.backends.checkpoint.verdicts import CannotCheck
     from pipegen.backends.vllm.self_check import check_lengths
     from pipegen.engines.settings import ModelLoadConfig

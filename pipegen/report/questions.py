@@ -7,7 +7,7 @@ from __future__ import annotations
 import base64
 from collections.abc import Callable, Iterable, Iterator
 
-from pipegen.backends.checkpoint.boundaries import Boundary
+from pipegen.backends.checkpoint.positions import Boundary
 from pipegen.media.png import png_of
 
 _QUESTIONS = (

@@ -12,7 +12,7 @@ from typing import Any
 
 from pipegen import backends
 from pipegen.answer.answer_check import CUT_PROMPT, HINTS
-from pipegen.backends.checkpoint.boundaries import Boundary, boundaries
+from pipegen.backends.checkpoint.positions import Boundary, boundaries
 from pipegen.core.errors import CallFailed, MalformedResponse, PromptTooLong
 from pipegen.core.functional import partition_all
 from pipegen.core.slots import Slot, is_ok

@@ -342,8 +342,8 @@ def test_it_is_said_whether_vllm_gives_the_text_of_transformers(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     pytest.importorskip("transformers")
-    from pipegen.backends.checkpoint.boundaries import Boundary
     from pipegen.backends.checkpoint.engine_parity import Differs
+    from pipegen.backends.checkpoint.positions import Boundary
     from pipegen.backends.checkpoint.verdicts import CannotCheck
     from pipegen.backends.vllm import self_check
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pipegen.backends.checkpoint.boundaries import Boundary, boundaries
+from pipegen.backends.checkpoint.positions import Boundary, boundaries
 from pipegen.backends.checkpoint.tiny_model import BEYOND, VOCABULARY, write_shrunken
 from pipegen.core.errors import UnsupportedOption
 from pipegen.core.slots import Slot, is_ok

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from pipegen.backends.checkpoint.boundaries import named_lengths
+from pipegen.backends.checkpoint.positions import named_lengths
 
 VOCABULARY = 256
 BEYOND = 16

@@ -25,9 +25,9 @@ from typing import Any, NamedTuple
 import torch
 import transformers
 
-from pipegen.backends.checkpoint.boundaries import named_lengths
 from pipegen.backends.checkpoint.checkpoint import Checkpoint
 from pipegen.backends.checkpoint.in_memory import CheckpointInMemory
+from pipegen.backends.checkpoint.positions import named_lengths
 from pipegen.backends.checkpoint.verdicts import CannotCheck, keep, kept
 from pipegen.backends.hf import attention
 from pipegen.backends.hf.cache_argument import UnknownCache

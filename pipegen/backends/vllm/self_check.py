@@ -23,10 +23,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from pipegen.backends.checkpoint.boundaries import Boundary
 from pipegen.backends.checkpoint.checkpoint import Checkpoint
 from pipegen.backends.checkpoint.engine_parity import Differs, compared, differs_beyond
 from pipegen.backends.checkpoint.load_errors import short
+from pipegen.backends.checkpoint.positions import Boundary
 from pipegen.backends.checkpoint.tiny_model import BEYOND, CannotShrink
 from pipegen.backends.checkpoint.verdicts import CannotCheck, keep, kept
 from pipegen.core.errors import CallFailed

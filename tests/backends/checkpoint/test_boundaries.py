@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from pipegen.backends.checkpoint.boundaries import boundaries
+from pipegen.backends.checkpoint.positions import boundaries
 
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 2048}
 

@@ -12,8 +12,8 @@ import pytest
 from returns.result import Failure
 from support.models import encoded
 
-from pipegen.backends.checkpoint.boundaries import Boundary
 from pipegen.backends.checkpoint.engine_parity import Differs, differs_beyond, refused_beyond
+from pipegen.backends.checkpoint.positions import Boundary
 from pipegen.backends.checkpoint.tiny_model import CannotShrink, shrunken
 from pipegen.core.errors import UnsupportedOption
 from pipegen.records.scores import ScoreInput

@@ -14,9 +14,9 @@ import pytest
 from support.models import encoded, write_model
 
 import pipegen as pg
-from pipegen.backends.checkpoint.boundaries import Boundary
 from pipegen.backends.checkpoint.checkpoint import Checkpoint
 from pipegen.backends.checkpoint.engine_parity import Differs
+from pipegen.backends.checkpoint.positions import Boundary
 from pipegen.backends.checkpoint.verdicts import CannotCheck
 from pipegen.backends.vllm import self_check
 from pipegen.backends.vllm.vllm_engine import VLLMEngine
