@@ -1,4 +1,4 @@
-"""Small functions of plain values that several rooms use, and functions that call others.
+"""Small functions of plain values that several rooms use, and work of several items at a time.
 
 >>> list(partition_all(2, "abc")), without_none({"a": 1, "b": None})
 ([('a', 'b'), ('c',)], {'a': 1})
@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from operator import is_
-from typing import Generic, ParamSpec, TypeVar, cast
+from typing import TypeVar, cast
 
-P = ParamSpec("P")
 T = TypeVar("T")
 K = TypeVar("K")
 V = TypeVar("V")
@@ -46,26 +44,3 @@ def parallel(work: Callable[[K], V], items: Sequence[K]) -> list[V]:
 
     with ThreadPoolExecutor(min(WORKERS, len(items)), thread_name_prefix="pipegen") as pool:
         return list(pool.map(work, items))
-
-
-class LastCallCache(Generic[P, V]):
-    """What follows from objects that the rows of a batch share, worked out once: a pure function
-    that gives its last answer again for as long as it is asked with the very
-    same objects. Nobody may change what it gives.
-
-    >>> lengths = LastCallCache(lambda names: sorted(map(len, names)))
-    >>> names = ("bc", "a")
-    >>> lengths(names), lengths(names) is lengths(names)
-    ([1, 2], True)
-    """
-
-    def __init__(self, work: Callable[P, V]) -> None:
-        self._work = work
-        # replaced as one, since calls of several threads meet here
-        self._held: tuple[tuple[object, ...], V] | None = None
-
-    def __call__(self, *given: P.args, **named: P.kwargs) -> V:
-        held = self._held
-        if held is None or named or len(held[0]) != len(given) or not all(map(is_, held[0], given)):
-            self._held = held = given, self._work(*given, **named)
-        return held[1]

@@ -16,9 +16,14 @@ from pipegen.backends.http.transport import RowCall
 from pipegen.backends.request_queue import beginning
 from pipegen.backends.servers.reading import malformed
 from pipegen.backends.servers.sending import Sender
-from pipegen.backends.servers.wire import Completion, Facts, ServerRequest, WireRequest
+from pipegen.backends.servers.wire import (
+    Completion,
+    Facts,
+    LastCallCache,
+    ServerRequest,
+    WireRequest,
+)
 from pipegen.core.errors import BackendFailed, CallFailed
-from pipegen.core.functional import LastCallCache
 from pipegen.core.slots import Slot
 from pipegen.engines.capabilities import Capabilities
 from pipegen.engines.model import Model

@@ -22,6 +22,7 @@ from pipegen.backends.servers.server_errors import classified, lengths_in
 from pipegen.backends.servers.wire import (
     Completion,
     Facts,
+    LastCallCache,
     ServerRequest,
     Wire,
     WireReply,
@@ -29,7 +30,7 @@ from pipegen.backends.servers.wire import (
     skips_special,
 )
 from pipegen.core.errors import GenerationError, PromptTooLong, Refused, UnsupportedOption
-from pipegen.core.functional import LastCallCache, without_none
+from pipegen.core.functional import without_none
 from pipegen.core.slots import Slot
 from pipegen.records.answer_parts import texts_of
 from pipegen.records.engine_list import DIALECTS as ENGINES, Dialect, shown

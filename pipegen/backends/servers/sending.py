@@ -50,6 +50,7 @@ from pipegen.backends.servers.server_errors import AGAIN
 from pipegen.backends.servers.wire import (
     Completion,
     Facts,
+    LastCallCache,
     ServerRequest,
     Wire,
     WireReply,
@@ -63,7 +64,6 @@ from pipegen.core.errors import (
     Timeout,
 )
 from pipegen.core.foreign_calls import Raised, guard, guard_result, report
-from pipegen.core.functional import LastCallCache
 from pipegen.core.slots import Slot, is_ok
 from pipegen.engines.protocol import PromptWork
 from pipegen.engines.settings import ServerSettings

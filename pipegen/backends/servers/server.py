@@ -26,10 +26,15 @@ from pipegen.backends.servers.image_urls import places
 from pipegen.backends.servers.logprobs import token_scores
 from pipegen.backends.servers.reading import refused_ids
 from pipegen.backends.servers.sending import Sender
-from pipegen.backends.servers.wire import Completion, Facts, ServerRequest, skips_special
+from pipegen.backends.servers.wire import (
+    Completion,
+    Facts,
+    LastCallCache,
+    ServerRequest,
+    skips_special,
+)
 from pipegen.core.errors import GenerationError, MalformedResponse, UnsupportedOption
 from pipegen.core.foreign_calls import call_tokenizer
-from pipegen.core.functional import LastCallCache
 from pipegen.core.slots import Slot, is_ok
 from pipegen.ending.stop_state import ending_ids, plan_of
 from pipegen.engines.capabilities import ENGINES, Capabilities

@@ -25,13 +25,14 @@ from pipegen.backends.servers.server_errors import classified, lengths_in
 from pipegen.backends.servers.wire import (
     Completion,
     Facts,
+    LastCallCache,
     ServerRequest,
     Wire,
     WireRequest,
     skips_special,
 )
 from pipegen.core.errors import UnsupportedOption
-from pipegen.core.functional import LastCallCache, without_none
+from pipegen.core.functional import without_none
 from pipegen.core.slots import Slot
 from pipegen.records.engine_list import shown
 from pipegen.records.fields import unchecked_replace

@@ -25,6 +25,7 @@ from pipegen.backends.servers.server_errors import classified, lengths_in
 from pipegen.backends.servers.wire import (
     Completion,
     Facts,
+    LastCallCache,
     ServerRequest,
     Wire,
     WireReply,
@@ -33,7 +34,7 @@ from pipegen.backends.servers.wire import (
 )
 from pipegen.backends.vllm.vllm_sampling import LOGPROBS_OF, too_many
 from pipegen.core.errors import UnsupportedMultimodal, UnsupportedOption
-from pipegen.core.functional import LastCallCache, without_none
+from pipegen.core.functional import without_none
 from pipegen.core.slots import Slot, is_ok
 from pipegen.engines.tokenizer import Tokenizer
 from pipegen.records.engine_list import shown

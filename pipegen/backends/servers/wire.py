@@ -12,7 +12,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, TypeAlias
+from operator import is_
+from typing import Any, Generic, NamedTuple, ParamSpec, TypeAlias, TypeVar
 
 from pipegen.core.errors import GenerationError, UnsupportedOption
 from pipegen.core.slots import Slot
@@ -23,6 +24,8 @@ from pipegen.records.frozen import NOTHING
 from pipegen.records.options import GenerationOptions
 from pipegen.records.results import PreparedImage, TokenLogprob
 
+P = ParamSpec("P")
+R = TypeVar("R")
 Scores: TypeAlias = tuple[tuple[float, tuple[int, float], tuple[tuple[int, float], ...]], ...]
 """Of each scored token its log probability, the likeliest token there with its own, and as many of
 the likeliest as were asked for.
@@ -231,3 +234,26 @@ def skips_special(options: GenerationOptions) -> bool:
     True
     """
     return options.decode is None or options.decode.skip_special_tokens is not False
+
+
+class LastCallCache(Generic[P, R]):
+    """What follows from objects that the rows of a batch share, worked out once: a pure function
+    that gives its last answer again for as long as it is asked with the very same objects. Nobody
+    may change what it gives.
+
+    >>> lengths = LastCallCache(lambda names: sorted(map(len, names)))
+    >>> names = ("bc", "a")
+    >>> lengths(names), lengths(names) is lengths(names)
+    ([1, 2], True)
+    """
+
+    def __init__(self, work: Callable[P, R]) -> None:
+        self._work = work
+        # replaced as one, since calls of several threads meet here
+        self._held: tuple[tuple[object, ...], R] | None = None
+
+    def __call__(self, *given: P.args, **named: P.kwargs) -> R:
+        held = self._held
+        if held is None or named or len(held[0]) != len(given) or not all(map(is_, held[0], given)):
+            self._held = held = given, self._work(*given, **named)
+        return held[1]

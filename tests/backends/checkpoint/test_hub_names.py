@@ -14,6 +14,7 @@ import pytest
 pytest.importorskip("transformers")
 
 from pipegen import embedded
+from pipegen.backends.checkpoint.locate import ModelFiles
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 REVISIONS = ("", COMMIT, "main")
