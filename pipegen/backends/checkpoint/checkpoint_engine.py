@@ -125,8 +125,12 @@ class CheckpointEngine(HasModelMetadata, Pluggable):
         values = that_change_answers(settings_of(self._checkpoint.load)) | {"dtype": self.dtype}
         return self._depends_on(values)
 
-    @cached_property
+    @property
     def capabilities(self) -> Capabilities:
+        return self._capabilities
+
+    @cached_property
+    def _capabilities(self) -> Capabilities:
         """Asked for several times for each row."""
         checkpoint, why_not = self._checkpoint, {"images": self._no_images_because}
         why_not["videos"] = why_not["images"] or self._no_videos_because
