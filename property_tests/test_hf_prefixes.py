@@ -140,7 +140,7 @@ def check(data: st.DataObject, family: str, limit: float) -> None:
 
 def check_memory(tree: PrefixTree) -> None:
     """The bytes are those that the tensors hold, and within the limit."""
-    held = [tensor for columns in tree for tensor in columns]
+    held = [tensor for node in tree._nodes for tensor in node.part.columns]
     assert tree.bytes == sum(tensor.untyped_storage().nbytes() for tensor in held) <= tree.limit
 
 

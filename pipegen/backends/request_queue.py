@@ -77,14 +77,6 @@ class Waiting(Generic[R]):
         """The rows of the sources that are next, at most so many sources."""
         return [tuple(source.rows) for source in self._next(count)]
 
-    def pop(self) -> tuple[R, ...]:
-        """Let the source that is next go: its rows."""
-        if self._new and len(self._sorted) < self._size:
-            self.put_in_order()
-        source = self._sorted.pop(self._start)
-        self._let_go(source)
-        return tuple(source.rows)
-
     def take(self, places: Collection[int]) -> None:
         """Let sources go, by their places among those that are next."""
         if not places:

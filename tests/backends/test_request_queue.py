@@ -107,7 +107,8 @@ def test_a_row_that_is_handed_over_in_rounds_waits_for_two_of_them_at_most(
         for _ in range(min(room - held, adds[len(gone) % len(adds)], len(left))):
             came[left[-1].number], held = len(gone), held + 1
             waiting.add([left.pop()])
-        (row,) = waiting.pop()
+        ((row,),) = waiting.next(1)
+        waiting.take([0])
         assert len(gone) - came[row.number] < 2 * room
         gone.append(row.number)
         held -= 1

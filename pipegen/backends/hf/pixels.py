@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import hashlib
 import threading
-from collections.abc import Collection, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Collection, Hashable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Generic, TypeVar
 
@@ -40,9 +40,6 @@ class ByteBoundedLRU(Generic[T]):
         self.bytes = 0
         """How many are kept."""
         self._held: dict[Any, tuple[int, T]] = {}
-
-    def __iter__(self) -> Iterator[Any]:
-        return iter(self._held)
 
     def __contains__(self, key: Hashable) -> bool:
         return key in self._held

@@ -9,7 +9,7 @@ conversation that was unused the longest goes first, and no node is without its 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -107,13 +107,6 @@ class PrefixTree:
         self._root = _Node((), None, Part([]), None, ())
         self._nodes: dict[_Node, None] = {}
         """All of them, oldest first."""
-
-    def __len__(self) -> int:
-        return len(self._nodes)
-
-    def __iter__(self) -> Iterator[list[torch.Tensor]]:
-        """The tensors of each node."""
-        return (node.part.columns for node in self._nodes)
 
     def length_of(self, marked: Marked) -> int:
         """How many of the first tokens are there, as far as they can be read on from. It ends

@@ -417,7 +417,7 @@ class Prefixes:
         """How many rows that have ended the row continues, one after another, as far as they are
         there.
         """
-        return 0 if self.off or not len(self._tree) else self._tree.turns_of(self._marked(row))
+        return 0 if self.off or not self._tree.bytes else self._tree.turns_of(self._marked(row))
 
     def keep(self, model: Any, row: HFRow, batch: RunningBatch | StaticBatch, index: int) -> None:
         """Let what was read and generated of a row stay."""

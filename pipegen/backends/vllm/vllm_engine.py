@@ -315,7 +315,8 @@ class VLLMSession:
             self._running = running = self._running or self._engine._core.running()
             if len(self._requests) >= running.side_by_side * 5 // 4:
                 return
-            ((position, row),) = self._waiting.pop()
+            (((position, row),),) = self._waiting.next(1)
+            self._waiting.take([0])
             asked = self._engine._asked(row)
             adapter = row.encoded.options.adapter or ""
             refused = (

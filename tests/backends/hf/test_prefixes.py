@@ -72,8 +72,8 @@ def bytes_of(engine: HFEngine) -> int:
     """What the tensors that stay hold."""
     return sum(
         held.untyped_storage().nbytes()
-        for columns in engine.computing.prefixes._tree
-        for held in columns
+        for node in engine.computing.prefixes._tree._nodes
+        for held in node.part.columns
     )
 
 
