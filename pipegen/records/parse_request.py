@@ -271,6 +271,9 @@ def without_table_nulls(fields: dict[str, Any]) -> dict[str, Any]:
     {'properties': {'a': {}}}
     >>> clean["messages"][0]["tool_calls"][0]["function"]["arguments"]
     {'a': None}
+    >>> bare = {"messages": [{"tool_calls": [{"function": {"name": "look"}}]}]}
+    >>> without_table_nulls({**fields, **bare})["messages"] == bare["messages"]
+    True
     """
     tools = fields.get("tools")
     if not isinstance(tools, (list, tuple)) or not tools:
