@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol, Self, TypeAlias
 
 from immutabledict import immutabledict
-from typing_extensions import TypeIs
+from typing_extensions import TypeIs, get_protocol_members
 
 from pipegen.core.backend import Backend, require_backend
 from pipegen.core.slots import Slot
@@ -267,18 +267,6 @@ def require_token_engine(stage: str, engine: Any) -> None:
     require_members(engine)
 
 
-_ALL = ("capabilities", "close", "identity", "plugins", "with_plugin")
-_TOKENS = (
-    "tokenizer",
-    "renderer",
-    "eos_token_ids",
-    "bos_token",
-    "image_placeholder",
-    "generation_config",
-    "prepare_image",
-)
-
-
 def require_members(engine: Any) -> None:
     """Raise `TypeError`, with the names, unless the engine has all that its protocol lists. Nothing
     is read: that may load a model's configuration.
@@ -286,11 +274,11 @@ def require_members(engine: Any) -> None:
     kind, attributes = type(engine), getattr(engine, "__dict__", {})
     if hasattr(kind, "__getattr__"):
         return
-    names = (*_ALL, *_TOKENS) if takes_tokens(engine) else _ALL
-    absent = [name for name in names if name not in attributes and not hasattr(kind, name)]
+    protocol: type = TokenEngine if takes_tokens(engine) else TextEngine
+    names = get_protocol_members(protocol)
+    absent = sorted(name for name in names if name not in attributes and not hasattr(kind, name))
     if absent:
-        protocol = "TokenEngine" if takes_tokens(engine) else "TextEngine"
         raise TypeError(
             f"the engine {engine.name!r} ({kind.__name__}) has no {', '.join(absent)}:"
-            f" pipegen.engines.protocol.{protocol} says what each of them is"
+            f" pipegen.engines.protocol.{protocol.__name__} says what each of them is"
         )
