@@ -143,9 +143,10 @@ class _ModelEngine(Protocol):
 
     @property
     def identity(self) -> str:
-        """Which model answers: of one that takes token ids by its content, the same on every engine
-        and machine, another for other weights; of any other by all that is known of it, its name and
-        who serves it. A job's finished rows are kept by it.
+        """Which model answers. A job's finished rows are kept by it.
+
+        Of a `TokenEngine` it goes by the model's content: the same on every engine and machine,
+        another for other weights. Of a `TextEngine` it goes by its name and who serves it.
         """
         ...
 

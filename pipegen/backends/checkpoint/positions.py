@@ -1,9 +1,9 @@
-"""What a model's configuration says of its positions: how many there are, whether they are scaled by
-a row's length, and the lengths at which answers begin to depend on how an engine reads it: attention
-windows, chunks, and scalings.
+"""What a model's configuration says of its positions: how many there are, and whether they are
+scaled by a row's length.
 
-Up to such a boundary a row is the same on every engine. Beyond it, an engine that reads the setting
-in another way gives other answers.
+It also names boundaries: attention windows, chunks, and where a scaling begins. Up to such a length
+a row is the same on every engine. Beyond it, an engine that reads the setting in another way gives
+other answers.
 
 >>> from types import SimpleNamespace
 >>> positions_of(

@@ -237,8 +237,8 @@ def skips_special(options: GenerationOptions) -> bool:
 
 
 class LastCallCache(Generic[P, R]):
-    """What follows from objects that the rows of a batch share, worked out once: a pure function
-    that gives its last answer again for as long as it is asked with the very same objects. Nobody
+    """What follows from objects that the rows of a batch share, worked out once. It is a pure
+    function that gives its last answer again while it is asked with the very same objects. Nobody
     may change what it gives.
 
     >>> lengths = LastCallCache(lambda names: sorted(map(len, names)))
