@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# Since draft 2019-09 of JSON Schema, the words beside `$ref` count as well as those behind it, so
+# xgrammar drops the bounds that stand beside `$ref`, `anyOf` or `allOf`, without a warning.
+# Since draft 2019-09 of JSON Schema the words beside `$ref` count as well as those behind it, so
 # {"$ref": "#/$defs/Count", "maximum": 9} is the way to narrow a named type. xgrammar writes what
-# stands behind `$ref`, `anyOf` or `allOf`, and drops the bounds beside it, without an error or a
-# warning; so a model writes a number out of bounds in "valid" JSON. llguidance keeps them. A bound
-# that stands within the branch is kept by both, so a schema that repeats it in each branch is safe.
+# stands behind, so a model writes a number out of bounds in "valid" JSON. llguidance keeps the
+# bound. One that stands within the branch is kept by both: repeat it in each.
 # xgrammar 0.2.9, llguidance 1.9.1, jsonschema 4.26.0, torch 2.13.0. Checked 2026-11-29.
 set -euo pipefail
 folder="$(mktemp -d)"

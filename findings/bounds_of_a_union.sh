@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# A bound on a union of types holds when pydantic validates, and is lost in the JSON Schema that
-# pydantic makes of it. `int | float` with `ge=5` becomes {"anyOf": [...], "ge": 5}: JSON Schema's
-# word is `minimum`, and a validator or a grammar skips words it does not know. Two kinds of list
-# with `max_length=2` get `maxLength`, which bounds texts and not lists (that is `maxItems`). Of
-# `int | None` the bound goes to the integer, under its right name, so small trials look right. A
-# model that writes by the schema writes answers which the class then refuses; no warning is given.
+# pydantic keeps a bound on a union when it validates, and loses it in its JSON Schema.
+# `int | float` with `ge=5` becomes {"anyOf": [...], "ge": 5}: JSON Schema's word is `minimum`, and
+# a validator or a grammar skips words it does not know. Two kinds of list with `max_length=2` get
+# `maxLength`, which bounds texts and not lists (that is `maxItems`). Of `int | None` the bound goes
+# to the integer, under its right name, so small trials look right. A model that writes by the
+# schema writes answers which the class then refuses; no warning is given.
 # pydantic 2.14.4, jsonschema 4.26.0. Checked 2026-11-29.
 set -euo pipefail
 folder="$(mktemp -d)"
