@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# xgrammar drops the bounds that stand beside `$ref`, `anyOf` or `allOf`, without a warning.
+# xgrammar drops the bounds that stand beside `$ref` or `anyOf`, without a warning.
 # Since draft 2019-09 of JSON Schema the words beside `$ref` count as well as those behind it, so
 # {"$ref": "#/$defs/Count", "maximum": 9} is the way to narrow a named type. xgrammar writes what
 # stands behind, so a model writes a number out of bounds in "valid" JSON. llguidance keeps the
