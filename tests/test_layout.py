@@ -42,7 +42,7 @@ ROOMS = (
 """Each imports only itself and those before it."""
 BUDGETS = {
     "backends": 130_050,
-    "cli": 41_600,
+    "cli": 41_700,
     "records": 39_050,
     "report": 32_350,
     "drivers": 32_100,

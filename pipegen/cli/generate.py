@@ -41,7 +41,7 @@ from pipegen.cli.plugins import attached
 from pipegen.cli.progress_line import Meter, is_shown, progress, tells
 from pipegen.cli.run_flags import RunFlags
 from pipegen.cli.sources import Asked, is_image_folder, open_source, refuse_missing, stamp_of
-from pipegen.cli.usage import open_routes, refuse
+from pipegen.cli.usage import import_while_waiting, open_routes, refuse
 from pipegen.core.distribution import MissingExtra
 from pipegen.core.errors import InternalError
 from pipegen.core.foreign_calls import guard
@@ -207,6 +207,8 @@ def _generate(files: Files, meter: Meter, ending: _Ending) -> int:
         try:
             if files.job is None:
                 stream = _open_out(files, stack)
+                if files.source == "-":
+                    import_while_waiting(route)
                 answered = imap_keyed(
                     route,
                     source.items,
@@ -251,8 +253,7 @@ def _generate(files: Files, meter: Meter, ending: _Ending) -> int:
                 )
             )
             stack.callback(gc.unfreeze)
-            # what has been loaded stays to the end: the collector need not go through it again and
-            # again
+            # what has been loaded stays to the end: the collector need not go through it again
             gc.freeze()
             job = files.job  # which looks at the disk
             for origin, slot, is_reused in slots:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import re
+import select
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -18,7 +20,9 @@ from pipegen.cli.run_flags import AskedFlags
 from pipegen.config import BackendConfig, Place, backend_from, read_chat, read_options
 from pipegen.core.distribution import MissingExtra
 from pipegen.core.errors import CallFailed
+from pipegen.core.foreign_calls import attempt
 from pipegen.core.functional import without_none
+from pipegen.engines.model import reader_of
 from pipegen.engines.settings import fields_of
 from pipegen.io.forms import TableError
 from pipegen.records.engine_list import IN_PROCESS, TYPES, shown
@@ -274,3 +278,20 @@ def open_routes(load: Load) -> Pipe[GenerationRequest, GenerationResult]:
         refuse(str(refusal), *flags)
     except CallFailed as failure:
         refuse(_reason(failure), *flags)
+
+
+def import_while_waiting(route: Any) -> None:
+    """Where stdin has nothing to read yet, since another program still makes it, read the models of
+    a route and import what computes them. What fails here fails the first request, which says why.
+
+    Of a file, nothing is gained by a thread that imports: reading and checking its lines is Python
+    too, which one thread runs at a time.
+    """
+    try:
+        ready = bool(select.select([sys.stdin], [], [], 0)[0])
+    except (OSError, ValueError):  # no file of the system, or none that the platform tells of
+        ready = True
+    if not ready:
+        for engine in route.owns:
+            reader_of(engine)()
+            attempt(getattr(engine, "import_packages", lambda: None))

@@ -78,6 +78,34 @@ def test_a_command_that_asks_no_engine_imports_nothing_heavy(folder: Path) -> No
     assert dict(zip(COMMANDS, imported, strict=True)) == {command: set() for command in COMMANDS}
 
 
+WAITS = """
+import json, os, sys
+import pipegen.cli, pipegen.cli.sources as sources
+lines_of = sources.lines_of
+def seen(stream):
+    print("pipegen.backends.hf.computing" in sys.modules, file=sys.stderr)
+    os.write(write, b'{"prompt": "Hi"}')
+    os.close(write)
+    return (yield from lines_of(stream))
+sources.lines_of = seen
+read, write = os.pipe()
+if sys.argv[1]:
+    os.write(write, b'{"prompt": "Hi"}' + os.linesep.encode())
+sys.stdin = open(read, encoding="utf-8")
+sys.argv = ["pipegen", "generate", "-", "--model", "embedded", "--max-new-tokens", "1", "--quiet"]
+pipegen.cli.main()
+"""
+
+
+@pytest.mark.parametrize("written", ["", "1"])
+def test_an_engine_is_imported_while_stdin_has_nothing_to_read(written: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", WAITS, written], capture_output=True, text=True, check=True
+    )
+    assert done.stderr.splitlines()[0] == str(not written)
+    assert len(done.stdout.splitlines()) == 1 + bool(written)
+
+
 ASKS = """
 import json, sys
 import pipegen as pg

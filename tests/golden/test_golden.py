@@ -390,6 +390,9 @@ def doctor(run: Place) -> object:
 
     run.patch.setattr(metadata, "version", version)
     run.patch.setattr("pipegen.cli.doctor._devices", list)
+    # those of the machine that runs the tests are others
+    run.patch.setattr("platform.python_version", lambda: "3.11.7")
+    run.patch.setattr("platform.platform", lambda **_: "Linux-6.1-x86_64-with-glibc2.36")
     return f"{run('doctor')}\n" + pretty(json.loads(run("doctor", "--json").out))
 
 

@@ -79,6 +79,10 @@ class HFEngine(CheckpointEngine):
         """The weights and what is kept beside them; torch and transformers are imported for it."""
         return self._parts()
 
+    def import_packages(self) -> None:
+        """Import torch, transformers and what computes here; nothing is loaded."""
+        import pipegen.backends.hf.computing  # noqa: F401
+
     @property
     def loaded(self) -> bool:
         """Whether the weights are in memory."""
