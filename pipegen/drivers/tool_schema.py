@@ -236,8 +236,8 @@ def _value(hint: Any, value: Any) -> Any:
 
 
 def methods_of(given: Any) -> list[Callable[..., Any]]:
-    """The tools that an object of the user's is: itself, where it is a list; else its public methods
-    but `close`, in the order of their definition, those of its base classes first.
+    """The tools that an object of the user's is: itself, where it is a list, else its public methods
+    but `close`. They come in the order of their definition, those of its base classes first.
 
     >>> class Account:
     ...     def __init__(self):

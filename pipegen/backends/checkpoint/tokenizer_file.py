@@ -16,8 +16,9 @@ same, a recipe is kept for these files and versions. It has what the file lacks:
 and tokens that transformers adds. The next start reads the file by the recipe, and imports no
 transformers (`LightTokenizer`).
 
-There is no recipe for a tokenizer in pure Python, for one without a `tokenizer.json`, for code that comes
-with a model, for a class that splits, joins or renders otherwise, and for a response template.
+There is no recipe for a tokenizer in pure Python, for one without a `tokenizer.json`, and for code
+that comes with a model. Nor is there one for a class that splits, joins or renders otherwise, and
+for a response template.
 """
 
 from __future__ import annotations
