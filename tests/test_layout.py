@@ -41,15 +41,15 @@ ROOMS = (
 )
 """Each imports only itself and those before it."""
 BUDGETS = {
-    "backends": 130_950,
+    "backends": 131_050,
     "cli": 41_600,
-    "records": 39_050,
+    "records": 39_150,
     "report": 32_350,
     "drivers": 32_150,
     "jobs": 31_900,
     "testing": 25_100,
     "stages": 24_500,
-    "io": 21_950,
+    "io": 22_000,
     "template": 16_250,
     "answer": 14_100,
     "core": 13_550,
@@ -89,7 +89,7 @@ INNER_NAMES = {
         "schema_of taken_instead unchecked_replace"
     ),
     "records.finish_words": "Meaning meaning_of word_of",
-    "records.frozen": "freeze plain_number thaw",
+    "records.frozen": "freeze plain_id plain_number thaw",
     "records.messages": "message_from plain_messages shown",
     "records.next_turn": "as_given",
     "records.option_table": "OPTIONS OTHER_NAMES SERVER_NAMES names_in server_fields wire_names",

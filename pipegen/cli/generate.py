@@ -505,8 +505,8 @@ def _check(files: Files) -> None:
     for name in ("retry", "restart", "grace") if files.job is None else ():
         if getattr(files, name) != getattr(RunFlags, name):
             refuse(_JOB, f"--{name}")
-    if files.overwrite and files.out is None and files.sidecar is None:
-        refuse("takes -o OUT or --sidecar too", "--overwrite")
+    if files.overwrite and file_of(files.out) is None and files.sidecar is None:
+        refuse("takes a file as -o OUT, or --sidecar", "--overwrite")
     if files.sidecar not in (None, "txt", "json"):
         refuse(f"takes txt or json, not {files.sidecar!r}", "--sidecar")
     if files.source is None:

@@ -24,6 +24,7 @@ from pipegen.io.tables import Block, Columns, Row, Table
 from pipegen.io.text_tables import csv_cells, csv_values
 from pipegen.jobs.job_rows import Unread
 from pipegen.media.folder import images_in
+from pipegen.records.frozen import plain_id
 from pipegen.records.messages import ImagePart, ImageSource, Message, TextPart
 from pipegen.records.request_forms import without_final_answer
 from pipegen.records.requests import GenerationRequest, VlmGenerationRequest
@@ -101,7 +102,7 @@ class UnreadLine(Origin, Unread):
         if is_batch(values):
             self.request()
         else:
-            row_id = self._columns.request(values).get("id")
+            row_id = plain_id(self._columns.request(values).get("id"))
             self.id = str(self._line.number) if row_id is None else row_id
             self.batch, self.row = None, Row(values)
         return getattr(self, name)
@@ -191,7 +192,7 @@ class UnreadRow(Origin, Unread):
         if name == "row":
             self.row = Row(values if self._block is None else None, self._block, self._index)
         else:
-            row_id = self._of.columns.request(values).get("id")
+            row_id = plain_id(self._of.columns.request(values).get("id"))
             self.id = str(self._number) if row_id is None else row_id
         return getattr(self, name)
 

@@ -160,6 +160,22 @@ def plain_number(value: object) -> Any:
     return number if type(number) in (int, float, bool) else value
 
 
+def plain_id(value: object) -> Any:
+    """A whole number that was read as a float as an integer: pandas makes floats of a column of
+    whole numbers in which one is missing. From 2**53 on they are rounded, and stay as they are.
+
+    >>> plain_id(2.0), plain_id("2.0"), plain_id(1.5), plain_id(2.0**53)
+    (2, '2.0', 1.5, 9007199254740992.0)
+    """
+    number = plain_number(value)
+    whole = type(number) is float and number.is_integer() and abs(number) < _ROUNDED
+    return int(number) if whole else number
+
+
+_ROUNDED = 2.0**53
+"""From here on a float may stand for several whole numbers."""
+
+
 def plain_list(value: object) -> Any:
     """An array or a series with one dimension as a list. Anything else stays as it is."""
     if isinstance(value, (list, tuple, str)) or getattr(value, "ndim", None) != 1:

@@ -32,6 +32,7 @@ from pipegen.backends.checkpoint.load_errors import (
 from pipegen.backends.checkpoint.locate import (
     EMBEDDED,
     cached_json,
+    check_revision,
     folder_of,
     has_weights,
     instead_of,
@@ -95,6 +96,7 @@ class Checkpoint:
     def __init__(self, load: ModelLoadConfig) -> None:
         self.load = load
         self.source = locate(str(load.model))
+        check_revision(load, self.source)
         self.lock = threading.RLock()
         """Held while a processor is loaded: images may be prepared side by side."""
 
