@@ -118,6 +118,7 @@ INNER_NAMES = {
     "ending.stop_scan": "cut",
     "ending.stop_state": "TokenFold plan_of",
     "template.template": "call_template",
+    "template.untrusted": "Conversation",
     "answer": "answer_check",
     "answer.answer_check": "Answer CUT_PROMPT Finding FindingKind HINTS WORDS check_answer",
     "answer.barred": "barred_after spellings",
