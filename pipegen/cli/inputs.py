@@ -15,8 +15,8 @@ from returns.result import Failure, Success
 
 from pipegen.config.chat_file import with_system_message
 from pipegen.core.errors import InvalidRequest
-from pipegen.core.foreign_calls import guard
-from pipegen.core.slots import Slot, is_ok
+from pipegen.core.foreign_calls import guard_result
+from pipegen.core.slots import Slot
 from pipegen.io.arrow_values import python_rows
 from pipegen.io.jsonl import Line, LineId, lines_of, request_from_row, values_of_line
 from pipegen.io.openai_batch import CHAT, endpoint_of, is_batch, request_from_batch
@@ -26,6 +26,7 @@ from pipegen.jobs.job_rows import Unread
 from pipegen.media.folder import images_in
 from pipegen.records.frozen import plain_id
 from pipegen.records.messages import ImagePart, ImageSource, Message, TextPart
+from pipegen.records.parse_request import unreadable
 from pipegen.records.request_forms import without_final_answer
 from pipegen.records.requests import GenerationRequest, VlmGenerationRequest
 
@@ -69,15 +70,10 @@ def from_lines(lines: Iterable[Line], columns: Columns) -> Iterator[Item]:
         yield _guarded(partial(_from_line, line, columns), f"{line.what} {line.number}", unread)
 
 
-def _guarded(make: Callable[[], Item], where: str, unread: Origin) -> Item:
-    """The item, or one that failed with what foreign data made raise."""
-    outcome = guard(
-        make,
-        lambda raised: InvalidRequest(
-            f"{where}: it cannot be read: {raised.words}", incident=raised.incident
-        ),
-    )
-    return outcome.unwrap() if is_ok(outcome) else Item(unread, Failure(outcome.failure()))
+def _guarded(make: Callable[[], Slot[Item]], where: str, unread: Origin) -> Item:
+    """The item, or one that failed, also with what foreign data made raise."""
+    slot = guard_result(make, partial(unreadable, where))
+    return slot.lash(lambda error: Success(Item(unread, Failure(error)))).unwrap()
 
 
 class UnreadLine(Origin, Unread):
@@ -129,11 +125,11 @@ def unread_lines(
         yield unread, unread
 
 
-def _from_line(line: Line, columns: Columns) -> Item:
-    parsed = values_of_line(line)
-    if not is_ok(parsed):
-        return Item(Origin(str(line.number), line.end), Failure(parsed.failure()))
-    values = parsed.unwrap()
+def _from_line(line: Line, columns: Columns) -> Slot[Item]:
+    return values_of_line(line).map(partial(_item_of, line, columns))
+
+
+def _item_of(line: Line, columns: Columns, values: dict[str, Any]) -> Item:
     if is_batch(values):
         asked = values
         if columns.drops_answer and isinstance(values["body"], Mapping):
@@ -204,9 +200,9 @@ class UnreadRow(Origin, Unread):
         if isinstance(values, str):
             return Failure(InvalidRequest(f"{where}: {values}"))
 
-        def make_item() -> Item:
+        def make_item() -> Slot[Item]:
             fields = self._of.columns.request(values)
-            return _from_values(fields, self._number, what, self)
+            return Success(_from_values(fields, self._number, what, self))
 
         (item,) = with_system(iter([_guarded(make_item, where, self)]), self._of.system)
         return item.slot

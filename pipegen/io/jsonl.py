@@ -188,7 +188,7 @@ def _holds_records(hint: Any) -> bool:
 def _are_current(options: bytes) -> bool:
     """Whether these are options as `to_plain` writes them."""
     dumped = attempt(lambda: strict_json.dump(options_to_plain(options_from(json.loads(options)))))
-    return is_ok(dumped) and dumped.unwrap().encode() == options
+    return dumped.value_or("").encode() == options
 
 
 def _carried(metadata: Mapping[str, Any] | None) -> dict[str, Any]:

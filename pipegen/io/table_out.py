@@ -374,7 +374,7 @@ class AnswerTable(TableOut):
         if not column.null_count or not (text or number is int or pa.types.is_floating(kind)):
             return column
         ids = [
-            (str(name) if text else number(name)) if own_id is None else own_id
+            (str if text else number)(name) if own_id is None else own_id
             for own_id, name in zip(column.to_pylist(), self.ids, strict=True)
         ]
         return pa.chunked_array([array_of("id", ids, column.type)])

@@ -10,7 +10,6 @@ from typing import Any, TypeVar
 
 from pipegen.backends.checkpoint.verdicts import keep, kept
 from pipegen.core.foreign_calls import attempt
-from pipegen.core.slots import is_ok
 
 T = TypeVar("T")
 _CHECK, _READ_BY = "facts", ("transformers", "torch", "torchvision", "pillow")
@@ -44,8 +43,7 @@ class KeptFacts:
         """What is kept is about these files; None where nothing is kept."""
         if self._identity_of is None:
             return None
-        identity = attempt(self._identity_of)
-        return identity.unwrap() if is_ok(identity) else None
+        return attempt(self._identity_of).value_or(None)
 
     @cached_property
     def _known(self) -> dict[str, Any]:
