@@ -68,14 +68,15 @@ ABOVE_THE_BORDER = ("io", "jobs", "evals", "report", "config", "cli", "contrib")
 INNER_NAMES = {
     "core": "errors",
     "core.distribution": "DISTRIBUTION MissingExtra install_command install_hint need",
-    "core.foreign_calls": "Raised attempt guard report",
+    "core.foreign_calls": "Raised attempt guard guard_result report",
     "core.functional": "parallel partition_all without_none",
     "core.interpreter": "Row",
     "core.names": "CLOSE",
     "core.pipe": "EngineMap identity row_stage",
+    "core.slots": "all_of live",
     "core.steps": "Branch Call EngineRequest Stage Step",
     "records": "strict_json",
-    "records.answer_parts": "texts_of whole_number",
+    "records.answer_parts": "common_prefix texts_of whole_number",
     "records.codec": (
         "Declared declared decode encode error_from image_to_plain is_plain item_of "
         "options_to_plain without_null word_of"
@@ -88,14 +89,14 @@ INNER_NAMES = {
         "schema_of taken_instead unchecked_replace"
     ),
     "records.finish_words": "Meaning meaning_of word_of",
-    "records.frozen": "freeze plain_number thaw",
+    "records.frozen": "freeze plain_id plain_number thaw",
     "records.messages": "message_from plain_messages shown",
     "records.next_turn": "as_given",
     "records.option_table": "OPTIONS OTHER_NAMES SERVER_NAMES names_in server_fields wire_names",
     "records.options": (
         "GROUPS flat_values in_effect in_our_words merge option_names options_from resolve"
     ),
-    "records.parse_request": "Request carried",
+    "records.parse_request": "Request carried unreadable",
     "records.request_forms": "KEYS meant refused without_final_answer",
     "records.requests": "FIELDS holds_options misplaced unread_media",
     "records.results": "ChatOutput Ending ToolReplies Turn",
@@ -116,6 +117,7 @@ INNER_NAMES = {
     "ending.stop_scan": "cut",
     "ending.stop_state": "TokenFold plan_of",
     "template.template": "call_template",
+    "template.untrusted": "Conversation",
     "answer": "answer_check",
     "answer.answer_check": "Answer CUT_PROMPT Finding FindingKind HINTS WORDS check_answer",
     "answer.barred": "barred_after spellings",

@@ -25,6 +25,7 @@ from pipegen.answer.barred import Spellings, barred_in
 from pipegen.answer.regex_check import matches
 from pipegen.core.errors import MalformedResponse
 from pipegen.ending.stop_scan import cut
+from pipegen.records.answer_parts import common_prefix
 from pipegen.records.options import GenerationOptions, StructuredOptions
 from pipegen.records.results import Finish
 
@@ -147,18 +148,10 @@ def _prompt(answer: Answer, options: GenerationOptions) -> Finding | None:
     if sent is None:
         return None
     if ran is not None and ran != sent:
-        position = next(
-            (
-                position
-                for position, (token, other) in enumerate(zip(sent, ran, strict=False))
-                if token != other
-            ),
-            min(len(sent), len(ran)),
-        )
         return Finding(
             "prompt",
             f"the server ran a prompt of {len(ran)} tokens that differs from the {len(sent)} sent"
-            f" at token {position}",
+            f" at token {common_prefix(sent, ran)}",
             CUT_PROMPT if len(ran) < len(sent) else "",
         )
     if count is not None and count != len(sent):

@@ -13,13 +13,14 @@ there. The name is one of the tools' names. The arguments are JSON of its schema
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from returns.result import Failure, Success
 
 from pipegen.core.errors import GenerationError, InvalidRequest, TemplateFailed, UnsupportedOption
-from pipegen.core.slots import Slot, is_ok
+from pipegen.core.slots import Slot, all_of
 from pipegen.ending.detokenize import ids_behind
 from pipegen.engines.tokenizer import Renderer, Tokenizer
 from pipegen.records import strict_json
@@ -129,7 +130,7 @@ def _form(texts: CallTexts, tools: Mapping[str, Any], tokenizer: Tokenizer) -> S
     from pipegen.answer.tagged_calls import tagged_form
 
     schemas, tags = {name: strict_json.dump(schema) for name, schema in tools.items()}, texts.tags
-    ends, closes, forms = "", texts.closes, []
+    ends, closes = "", texts.closes
     if tags is not None:
         tokens, between = tokenizer.control_tokens, "".join(tags)
         token = next((one for one in tokens if one in between or closes.startswith(one)), None)
@@ -138,23 +139,21 @@ def _form(texts: CallTexts, tools: Mapping[str, Any], tokenizer: Tokenizer) -> S
         # up to a control token the end is generated: the model ends the arguments
         size = min((place for place in map(closes.find, tokens) if place > 0), default=len(closes))
         ends, closes = closes[:size], closes[size:]
-    for name, schema in schemas.items():
+
+    def arguments(name: str, schema: str) -> Slot[ArgumentsForm]:
         if tags is None:
-            forms.append(ArgumentsForm(form=StructuredOptions(json_schema=schema)))
-            continue
-        slot = tagged_form(schema, tags, ids_behind(tokenizer, tags.closes), ends)
-        if not is_ok(slot):
-            message = "the template writes arguments as tagged values, and those of the tool"
-            return Failure(
-                TemplateFailed(f"{message} {name!r:.80} are not: {slot.failure().message}")
-            )
-        forms.append(slot.unwrap())
-    return Success(
-        CallForm(
+            return Success(ArgumentsForm(form=StructuredOptions(json_schema=schema)))
+        message = "the template writes arguments as tagged values, and those of the tool"
+        return tagged_form(schema, tags, ids_behind(tokenizer, tags.closes), ends).alt(
+            lambda error: TemplateFailed(f"{message} {name!r:.80} are not: {error.message}")
+        )
+
+    return all_of(itertools.starmap(arguments, schemas.items())).map(
+        lambda forms: CallForm(
             opens=ids_behind(tokenizer, texts.opens, after=texts.after),
             names=tuple(tools),
             between=texts.between,
-            arguments=tuple(forms),
+            arguments=forms,
             closes=ids_behind(tokenizer, closes),
         )
     )

@@ -87,7 +87,7 @@ class Answer:
     @property
     def result(self) -> GenerationResult | None:
         """The final result; None before it, and if it failed."""
-        return self.slot.unwrap() if self.slot is not None and is_ok(self.slot) else None
+        return None if self.slot is None else self.slot.value_or(None)
 
     @property
     def error(self) -> GenerationError | None:

@@ -12,6 +12,7 @@ import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import groupby
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -21,7 +22,7 @@ from pipegen.cli.outputs import say
 from pipegen.cli.progress_line import progress
 from pipegen.cli.view import entry_of, figure_of
 from pipegen.core.errors import BadImage, GenerationError
-from pipegen.core.slots import Slot, is_ok
+from pipegen.core.slots import Slot, is_ok, live
 from pipegen.drivers.streaming import Delta, stream
 from pipegen.io.jsonl import to_plain
 from pipegen.records.fields import record
@@ -214,15 +215,11 @@ def run_cases(route: Route) -> tuple[Outcome, ...]:
                 slots.append(event.slot)
     outcomes = []
     for case, slot in zip(CASES, slots, strict=True):
-        ids = (slot.unwrap().prompt_token_ids, slot.unwrap().token_ids) if is_ok(slot) else ((), ())
-        outcomes.append(
-            Outcome(
-                case=case,
-                slot=slot,
-                prompt=pieces_of(route, ids[0]),
-                answer=pieces_of(route, ids[1]),
-            )
+        prompt, answer = (
+            pieces_of(route, slot.map(attrgetter(name)).value_or(()))
+            for name in ("prompt_token_ids", "token_ids")
         )
+        outcomes.append(Outcome(case=case, slot=slot, prompt=prompt, answer=answer))
     return tuple(outcomes)
 
 
@@ -314,7 +311,7 @@ def _print(console: Console, outcome: Outcome) -> None:
 
 def page(outcomes: Sequence[Outcome], seconds: float) -> str:
     """The whole page."""
-    results = [outcome.slot.unwrap() for outcome in outcomes if is_ok(outcome.slot)]
+    results = live(outcome.slot for outcome in outcomes)
     samples = [sample for result in results for sample in result.samples or (result,)]
     errors = [
         type(outcome.slot.failure()).__name__ for outcome in outcomes if not is_ok(outcome.slot)

@@ -21,6 +21,7 @@ from pipegen.records import strict_json
 from pipegen.records.engine_list import ENGINE_LIST, shown
 from pipegen.records.options import option_names
 from pipegen.template.template import call_template
+from pipegen.template.untrusted import Conversation
 
 if TYPE_CHECKING:
     from pipegen.backends.checkpoint.checkpoint import Checkpoint
@@ -180,13 +181,8 @@ def _render_one(checkpoint: Checkpoint) -> None:
     """Raise `TemplateFailed` where the model's chat template is broken, whatever the messages."""
     if checkpoint.renderer.template is None:
         return
-    error = call_template(
-        checkpoint.renderer,
-        [{"role": "user", "content": "Hi"}],
-        template=None,
-        variables={"add_generation_prompt": True},
-        probes=True,
-    )
+    hello = Conversation([{"role": "user", "content": "Hi"}], [], {"add_generation_prompt": True})
+    error = call_template(checkpoint.renderer, None, {}, hello, probes=True)
     if not is_ok(error) and error.failure().hint != TemplateFailed.default_hint:
         raise error.failure()
 

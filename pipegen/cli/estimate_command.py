@@ -30,9 +30,9 @@ from pipegen.drivers.route import Route
 from pipegen.io.forms import TableError
 from pipegen.jobs.row_keys import Counts
 from pipegen.records import strict_json
+from pipegen.records.answer_parts import common_prefix
 from pipegen.records.engine_list import shown
 from pipegen.records.requests import GenerationRequest
-from pipegen.report.diff import common_prefix
 from pipegen.report.gallery import printable
 from pipegen.stages import Encoded
 from pipegen.stages.gather_samples import expand
@@ -51,7 +51,7 @@ def prepared(route: Route, batch: Batch[GenerationRequest]) -> list[tuple[Slot[E
     before = start.with_parts(itertools.takewhile(lambda part: part.backend is None, route.parts))
     rows = [slot.map(expand) for slot in batch]
     prompts = before.apply(tuple([slot.map(lambda samples: samples[0]) for slot in rows]))
-    counts = [len(slot.unwrap()) if is_ok(slot) else 1 for slot in rows]
+    counts = [slot.map(len).value_or(1) for slot in rows]
     return list(zip(prompts, counts, strict=True))
 
 
@@ -217,7 +217,7 @@ def run_estimate(
                 ]
                 prompts = prepared(route, tuple(first))
                 for item, request, (slot, samples) in zip(batch, requests, prompts, strict=True):
-                    turns = len(request.unwrap().turns) if is_ok(request) else 0
+                    turns = request.map(lambda known: len(known.turns)).value_or(0)
                     estimate.add(str(item.origin.id), slot, samples, turns)
         except TableError as refusal:
             refuse(str(refusal), "IN")

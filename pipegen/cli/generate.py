@@ -45,7 +45,7 @@ from pipegen.cli.usage import import_while_waiting, open_routes, refuse
 from pipegen.core.distribution import MissingExtra
 from pipegen.core.errors import InternalError
 from pipegen.core.foreign_calls import guard
-from pipegen.core.slots import Slot, is_ok
+from pipegen.core.slots import Slot, is_ok, live
 from pipegen.drivers.mapping import imap_keyed
 from pipegen.drivers.progress import watched
 from pipegen.drivers.turns import turns
@@ -321,14 +321,13 @@ def _say_continued(files: Files, route: Any) -> None:
     path = Path(files.source or "-")
     if files.asked.columns.fields or not path.is_file() or input_form(path).kind != "text":
         return
-    for model in [reader_of(engine)() for engine in route.owns if takes_tokens(engine)]:
-        if is_ok(model) and model.unwrap().renderer.template is not None:
-            say(
-                f"{path}: each line is continued as it is, without the model's chat template; if"
-                " the lines are questions, add --map user=prompt (--map prompt=prompt says that"
-                " they are not)"
-            )
-            return
+    models = live([reader_of(engine)() for engine in route.owns if takes_tokens(engine)])
+    if any(model.renderer.template is not None for model in models):
+        say(
+            f"{path}: each line is continued as it is, without the model's chat template; if the"
+            " lines are questions, add --map user=prompt (--map prompt=prompt says that they are"
+            " not)"
+        )
 
 
 def _job_slots(
@@ -464,8 +463,8 @@ def _finished(
         )
         if file is None:
             return slot, make and make(origin, slot, False)
-        sidecar_options = {"brief": files.brief, "overwrite": files.overwrite}
-        written_slot = write_sidecar(file, slot_of(slot), origin.id, **sidecar_options)
+        how: dict[str, Any] = {"brief": files.brief, "overwrite": files.overwrite}
+        written_slot = slot_of(slot).bind(partial(write_sidecar, file, name=origin.id, **how))
         return written_slot, make and make(origin, written_slot, False)
 
     outcome = guard(
@@ -506,8 +505,8 @@ def _check(files: Files) -> None:
     for name in ("retry", "restart", "grace") if files.job is None else ():
         if getattr(files, name) != getattr(RunFlags, name):
             refuse(_JOB, f"--{name}")
-    if files.overwrite and files.out is None and files.sidecar is None:
-        refuse("takes -o OUT or --sidecar too", "--overwrite")
+    if files.overwrite and file_of(files.out) is None and files.sidecar is None:
+        refuse("takes a file as -o OUT, or --sidecar", "--overwrite")
     if files.sidecar not in (None, "txt", "json"):
         refuse(f"takes txt or json, not {files.sidecar!r}", "--sidecar")
     if files.source is None:

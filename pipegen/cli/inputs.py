@@ -15,8 +15,8 @@ from returns.result import Failure, Success
 
 from pipegen.config.chat_file import with_system_message
 from pipegen.core.errors import InvalidRequest
-from pipegen.core.foreign_calls import guard
-from pipegen.core.slots import Slot, is_ok
+from pipegen.core.foreign_calls import guard_result
+from pipegen.core.slots import Slot
 from pipegen.io.arrow_values import python_rows
 from pipegen.io.jsonl import Line, LineId, lines_of, request_from_row, values_of_line
 from pipegen.io.openai_batch import CHAT, endpoint_of, is_batch, request_from_batch
@@ -24,7 +24,9 @@ from pipegen.io.tables import Block, Columns, Row, Table
 from pipegen.io.text_tables import csv_cells, csv_values
 from pipegen.jobs.job_rows import Unread
 from pipegen.media.folder import images_in
+from pipegen.records.frozen import plain_id
 from pipegen.records.messages import ImagePart, ImageSource, Message, TextPart
+from pipegen.records.parse_request import unreadable
 from pipegen.records.request_forms import without_final_answer
 from pipegen.records.requests import GenerationRequest, VlmGenerationRequest
 
@@ -68,15 +70,10 @@ def from_lines(lines: Iterable[Line], columns: Columns) -> Iterator[Item]:
         yield _guarded(partial(_from_line, line, columns), f"{line.what} {line.number}", unread)
 
 
-def _guarded(make: Callable[[], Item], where: str, unread: Origin) -> Item:
-    """The item, or one that failed with what foreign data made raise."""
-    outcome = guard(
-        make,
-        lambda raised: InvalidRequest(
-            f"{where}: it cannot be read: {raised.words}", incident=raised.incident
-        ),
-    )
-    return outcome.unwrap() if is_ok(outcome) else Item(unread, Failure(outcome.failure()))
+def _guarded(make: Callable[[], Slot[Item]], where: str, unread: Origin) -> Item:
+    """The item, or one that failed, also with what foreign data made raise."""
+    slot = guard_result(make, partial(unreadable, where))
+    return slot.lash(lambda error: Success(Item(unread, Failure(error)))).unwrap()
 
 
 class UnreadLine(Origin, Unread):
@@ -101,7 +98,7 @@ class UnreadLine(Origin, Unread):
         if is_batch(values):
             self.request()
         else:
-            row_id = self._columns.request(values).get("id")
+            row_id = plain_id(self._columns.request(values).get("id"))
             self.id = str(self._line.number) if row_id is None else row_id
             self.batch, self.row = None, Row(values)
         return getattr(self, name)
@@ -128,11 +125,11 @@ def unread_lines(
         yield unread, unread
 
 
-def _from_line(line: Line, columns: Columns) -> Item:
-    parsed = values_of_line(line)
-    if not is_ok(parsed):
-        return Item(Origin(str(line.number), line.end), Failure(parsed.failure()))
-    values = parsed.unwrap()
+def _from_line(line: Line, columns: Columns) -> Slot[Item]:
+    return values_of_line(line).map(partial(_item_of, line, columns))
+
+
+def _item_of(line: Line, columns: Columns, values: dict[str, Any]) -> Item:
     if is_batch(values):
         asked = values
         if columns.drops_answer and isinstance(values["body"], Mapping):
@@ -191,7 +188,7 @@ class UnreadRow(Origin, Unread):
         if name == "row":
             self.row = Row(values if self._block is None else None, self._block, self._index)
         else:
-            row_id = self._of.columns.request(values).get("id")
+            row_id = plain_id(self._of.columns.request(values).get("id"))
             self.id = str(self._number) if row_id is None else row_id
         return getattr(self, name)
 
@@ -203,9 +200,9 @@ class UnreadRow(Origin, Unread):
         if isinstance(values, str):
             return Failure(InvalidRequest(f"{where}: {values}"))
 
-        def make_item() -> Item:
+        def make_item() -> Slot[Item]:
             fields = self._of.columns.request(values)
-            return _from_values(fields, self._number, what, self)
+            return Success(_from_values(fields, self._number, what, self))
 
         (item,) = with_system(iter([_guarded(make_item, where, self)]), self._of.system)
         return item.slot

@@ -18,7 +18,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from returns.result import Failure
+from returns.result import Failure, Success
 
 from pipegen.cli.inputs import Origin, sidecar_exists
 from pipegen.cli.sources import Source
@@ -254,17 +254,15 @@ def form_of(out: str | None) -> str:
 
 
 def write_sidecar(
-    file: Path, slot: Slot[GenerationResult], name: LineId, *, brief: bool, overwrite: bool
+    file: Path, result: GenerationResult, name: LineId, *, brief: bool, overwrite: bool
 ) -> Slot[GenerationResult]:
-    """Write an answer beside its image: the text as `.txt`, or the whole line as `.json`; nothing
-    for a failed slot.
+    """Write an answer beside its image: the text as `.txt`, or the whole line as `.json`.
 
     Returns the slot, or `InvalidRequest` if the file cannot be written.
     """
-    if not is_ok(slot):
-        return slot
+    slot = Success(result)
     body = (
-        slot.unwrap().text
+        result.text
         if file.suffix == ".txt"
         else strict_json.dump(to_plain(slot, name, brief=brief)) + "\n"
     )

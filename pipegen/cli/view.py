@@ -12,6 +12,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast, get_args
 
+from returns.result import Success
 from toolz import keyfilter
 
 from pipegen.cli.export_command import COMMAND, command_of
@@ -20,8 +21,8 @@ from pipegen.cli.outputs import say
 from pipegen.cli.sources import Question, open_source, within
 from pipegen.cli.usage import images_of, refuse
 from pipegen.core.distribution import MissingExtra, need
+from pipegen.core.errors import GenerationError
 from pipegen.core.functional import without_none
-from pipegen.core.slots import is_ok
 from pipegen.io.forms import TableError
 from pipegen.io.jsonl import request_from_row
 from pipegen.io.results_in import results_in
@@ -381,18 +382,24 @@ def figure_of(
     source: ImageSource, entry: Entry, scale: Scale, images: ImagePolicy, *, alone: bool
 ) -> Figure:
     """An image of the request, small, with the boxes of the answer where it is the only one."""
-    name = _name(source)
-    loaded = load_sources(VlmGenerationRequest(prompt="", images=[source]), images)
-    if not is_ok(loaded):
-        return Figure(loaded.failure().message, None)
-    opened = open_image(loaded.unwrap().sources[0].data or b"", images)
-    if not is_ok(opened):
-        return Figure(opened.failure().message, None)
-    image = opened.unwrap()
-    boxes = (
-        boxes_in(entry.texts[0], image.size, scale) if alone and entry.ok and entry.texts else ()
+
+    def drawn(image: Image.Image) -> Figure:
+        shows_boxes = alone and entry.ok and entry.texts
+        boxes = boxes_in(entry.texts[0], image.size, scale) if shows_boxes else ()
+        return _drawn(_name(source), image, boxes)
+
+    request = VlmGenerationRequest(prompt="", images=[source])
+    return (
+        load_sources(request, images)
+        .bind(lambda loaded: open_image(loaded.sources[0].data or b"", images))
+        .map(drawn)
+        .lash(_undrawn)
+        .unwrap()
     )
-    return _drawn(name, image, boxes)
+
+
+def _undrawn(error: GenerationError) -> Success[Figure]:
+    return Success(Figure(error.message, None))
 
 
 def _name(source: ImageSource) -> str:
@@ -414,9 +421,6 @@ def _frames(
     source: VideoSource, policy: ImagePolicy, chosen_times: Sequence[float]
 ) -> tuple[Figure, ...]:
     """The frames of a video at these times, each small; without times a few of them."""
-    loaded = load_sources(VlmGenerationRequest(prompt="", videos=[source]), policy)
-    if not is_ok(loaded):
-        return (Figure(loaded.failure().message, None),)
     try:
         if not source.frames:
             need("av", "video", "reading a video")
@@ -432,11 +436,16 @@ def _frames(
         )
         return tuple(dict.fromkeys(nearest))
 
-    frames = frames_of(cast("VideoSource", loaded.unwrap().sources[0]), 0, choose)
-    if not is_ok(frames):
-        return (Figure(frames.failure().message, None),)
-    return tuple(
-        _drawn(f"{_name(source)} {time:.2f} s".strip(), image) for time, image in frames.unwrap()
+    def drawn(frames: Sequence[tuple[float, Image.Image]]) -> tuple[Figure, ...]:
+        name = _name(source)
+        return tuple(_drawn(f"{name} {time:.2f} s".strip(), image) for time, image in frames)
+
+    return (
+        load_sources(VlmGenerationRequest(prompt="", videos=[source]), policy)
+        .bind(lambda loaded: frames_of(cast("VideoSource", loaded.sources[0]), 0, choose))
+        .map(drawn)
+        .lash(lambda error: _undrawn(error).map(lambda figure: (figure,)))
+        .unwrap()
     )
 
 

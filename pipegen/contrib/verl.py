@@ -21,6 +21,7 @@ from typing import Any
 
 import pipegen as pg
 from pipegen.contrib.sampled_logprobs import sampled_logprobs
+from pipegen.core.slots import all_of
 from pipegen.media.image import open_image
 from pipegen.media.source import load_sources
 
@@ -102,13 +103,12 @@ def _images(rollout: pg.Rollout, policy: pg.ImagePolicy) -> list[Any]:
         raise ValueError("the conversation has videos, which are no images of verl")
     if not sources:
         return []
-    loaded = load_sources(pg.VlmGenerationRequest(prompt="", images=sources), policy)
-    if not pg.is_ok(loaded):
-        raise loaded.failure()
-    images = []
-    for index, source in enumerate(loaded.unwrap().sources):
-        opened = open_image(source.data or b"", policy, index)
-        if not pg.is_ok(opened):
-            raise opened.failure()
-        images.append(opened.unwrap())
-    return images
+    images = load_sources(pg.VlmGenerationRequest(prompt="", images=sources), policy).bind(
+        lambda loaded: all_of(
+            open_image(source.data or b"", policy, index)
+            for index, source in enumerate(loaded.sources)
+        )
+    )
+    if not pg.is_ok(images):
+        raise images.failure()
+    return [*images.unwrap()]

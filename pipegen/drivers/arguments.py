@@ -158,13 +158,13 @@ class Admission(NamedTuple):
         """The record of a request, with the run's options merged in and what it asks for allowed;
         or why it is none. Reads no image.
         """
-
-        def admit(record: GenerationRequest) -> Slot[GenerationRequest]:
-            merged = merged_into(record, self.options)
-            return merged.bind(lambda request: allowed(request, self.policy, record.options))
-
         return guard_result(
-            lambda: record_of(request).bind(admit), lambda raised: unreadable("request", raised)
+            lambda: record_of(request).bind(
+                lambda record: merged_into(record, self.options).bind(
+                    lambda merged: allowed(merged, self.policy, record.options)
+                )
+            ),
+            lambda raised: unreadable("request", raised),
         )
 
     def loaded(self, asked: Slot[GenerationRequest]) -> Slot[GenerationRequest]:
@@ -196,9 +196,8 @@ class Admission(NamedTuple):
 
     def _with_images(self, batch: list[Slot[GenerationRequest]]) -> Batch[GenerationRequest]:
         sourced = _sourced(batch)
-        for place, slot in zip(
-            sourced, parallel(lambda place: self.loaded(batch[place]), sourced), strict=True
-        ):
+        loaded = parallel(lambda place: self.loaded(batch[place]), sourced) if sourced else ()
+        for place, slot in zip(sourced, loaded, strict=True):
             batch[place] = slot
         return tuple(batch)
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from pipegen.core.pipe import Pipe
-from pipegen.core.slots import Slot, is_ok
+from pipegen.core.slots import Slot, live
 from pipegen.core.steps import Branch, Call
 from pipegen.engines.model import reader_of
 from pipegen.records.messages import TextPart
@@ -30,7 +30,7 @@ def is_light(pipe: Pipe[Any, Any], batch: Sequence[Slot[Any]]) -> bool:
             if not read or not getattr(engine, "elsewhere", False) or engine.plugins:
                 return False
     few = len(batch) <= FEW and pipe.internal
-    return few and all(_is_short(slot.unwrap()) for slot in batch if is_ok(slot))
+    return few and all(map(_is_short, live(batch)))
 
 
 def _is_short(request: Any) -> bool:

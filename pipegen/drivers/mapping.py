@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 from pipegen.core.foreign_calls import attempt
 from pipegen.core.pipe import Pipe
-from pipegen.core.slots import Slot, is_ok
+from pipegen.core.slots import Slot
 from pipegen.drivers.arguments import (
     Admission,
     Options,
@@ -238,7 +238,7 @@ async def aimap_keyed(
 
         with one_at_a_time:
             outcome = attempt(go_on)
-        return slots, None if is_ok(outcome) else outcome.failure()
+        return slots, outcome.swap().value_or(None)
 
     def end() -> None:
         """A thread cannot be cancelled: it ends after the running step."""

@@ -13,7 +13,7 @@ from typing import Any, TypeAlias, TypeVar, overload
 from returns.result import Result, Success
 
 from pipegen.core.pipe import Pipe, pipe_of, row_stage
-from pipegen.core.slots import Slot, is_ok
+from pipegen.core.slots import Slot
 from pipegen.drivers.arguments import record_of
 from pipegen.records.fields import InvalidField
 from pipegen.records.frozen import printed
@@ -130,8 +130,7 @@ def grid(
 def _at(point: Point, record: Slot[GenerationRequest]) -> Any:
     """The request with these options, or the slot of one that has failed."""
     options = options_from(point) if isinstance(point, Mapping) else point
-    return (
-        dataclasses.replace(record.unwrap(), options=merge(options, record.unwrap().options))
-        if is_ok(record)
-        else record
+    changed = record.map(
+        lambda request: dataclasses.replace(request, options=merge(options, request.options))
     )
+    return changed.value_or(changed)

@@ -27,7 +27,7 @@ from returns.result import Failure, Result, Success
 from pipegen.core.errors import ContractError, InvalidRequest, MalformedResponse
 from pipegen.core.foreign_calls import guard
 from pipegen.core.pipe import Pipe, call, identity, row_stage
-from pipegen.core.slots import Batch, Slot, all_of, is_ok
+from pipegen.core.slots import Batch, Slot, all_of, live
 from pipegen.drivers.arguments import Options, whole_number, with_option_words
 from pipegen.drivers.batch import run
 from pipegen.drivers.route import Route
@@ -285,9 +285,8 @@ def perplexity(
     window_slots = [_windows(text, engine, first, size) for text in text_list]
     rows = [
         ScoringRequest(prompt_token_ids=context, continuation=continuation)
-        for slot in window_slots
-        if is_ok(slot)
-        for context, continuation in slot.unwrap()
+        for windows in live(window_slots)
+        for context, continuation in windows
     ]
     answers = iter(run(pipe, rows))
 

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from pipegen.core.errors import ContractError
 from pipegen.core.interpreter import Place, Row, shown_text
 from pipegen.core.pipe import Pipe
-from pipegen.core.slots import Batch, Slot, is_ok
+from pipegen.core.slots import Batch, Slot
 from pipegen.drivers.arguments import Options, check_run, with_option_words
 from pipegen.drivers.drive import Drive
 from pipegen.drivers.drive_parts import OpenSession, WholeBatch
@@ -133,12 +133,13 @@ class _Deltas:
     def finish(self) -> Iterator[Delta | Done]:
         """What was held back, and the slots."""
         for index, slot in enumerate(self._slots):
-            if is_ok(slot) and isinstance(slot.unwrap(), GenerationResult):
-                for sample, completed in enumerate(slot.unwrap().completions):
-                    if is_ok(completed):
-                        result = completed.unwrap()
-                        for turn, turn_result in enumerate((*result.rounds[:-1], result)):
-                            yield from self._rest((index, sample, turn), turn_result.text)
+            whole = slot.value_or(None)
+            completions = whole.completions if isinstance(whole, GenerationResult) else ()
+            for sample, completed in enumerate(completions):
+                result = completed.value_or(None)
+                turns = () if result is None else (*result.rounds[:-1], result)
+                for turn, turn_result in enumerate(turns):
+                    yield from self._rest((index, sample, turn), turn_result.text)
             yield Done(index=index, slot=slot)
 
     def _rest(self, at: tuple[int, int, int], text: str) -> Iterator[Delta]:

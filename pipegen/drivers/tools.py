@@ -34,7 +34,8 @@ from returns.result import Failure, Result, Success
 
 from pipegen.core.errors import GenerationError, InternalError, StageFailed
 from pipegen.core.foreign_calls import Raised, attempt, guard, guard_result, report
-from pipegen.core.slots import Slot, is_ok
+from pipegen.core.functional import without_none
+from pipegen.core.slots import Slot, all_of, is_ok
 from pipegen.drivers.arguments import whole_number
 from pipegen.drivers.scopes import Scope, Scoped
 from pipegen.drivers.tool_loop import OwnLoop, ToolCalls
@@ -241,19 +242,25 @@ class Tools:
         self, result: GenerationResult, left: Callable[[], bool], awaited: ToolCalls | None = None
     ) -> Slot[ToolReplies]:
         """A message for each call of a result, in order, until `left()`."""
-        messages: list[dict[str, Any]] = []
-        if not result.tool_calls and result.tool_calls_unread is not None:
-            words = f"error: no tool was called: {result.tool_calls_unread}"
-            messages.append({"role": "user", "content": words})
-        contents = self.contents(result.tool_calls, left, awaited or ToolCalls(_own_loop(self)))
-        for call, content in zip(result.tool_calls, contents, strict=False):
-            if not is_ok(content):
-                return Failure(content.failure())
-            id_field = {"tool_call_id": call["id"]} if call.get("id") is not None else {}
-            messages.append({"role": "tool", **id_field, "content": content.unwrap()})
-        if self.images == "user":
-            messages = with_images_apart(messages)
-        return Success(ToolReplies(result=result, messages=freeze(messages)))
+        calls = result.tool_calls
+
+        def told(contents: Sequence[Content]) -> ToolReplies:
+            messages: list[dict[str, Any]] = [
+                {
+                    "role": "tool",
+                    **without_none({"tool_call_id": call.get("id")}),
+                    "content": content,
+                }
+                for call, content in zip(calls, contents, strict=False)
+            ]
+            if not calls and result.tool_calls_unread is not None:
+                words = f"error: no tool was called: {result.tool_calls_unread}"
+                messages.append({"role": "user", "content": words})
+            if self.images == "user":
+                messages = with_images_apart(messages)
+            return ToolReplies(result=result, messages=freeze(messages))
+
+        return all_of(self.contents(calls, left, awaited or ToolCalls(_own_loop(self)))).map(told)
 
     def contents(
         self, calls: Sequence[Mapping[str, Any]], left: Callable[[], bool], awaited: ToolCalls
@@ -323,17 +330,16 @@ class Tools:
                 return Failure(StageFailed(text_of(content.unwrap())))
             return content.map(lambda known: f"error: {text_of(known)}")
 
+        def named(error: GenerationError) -> GenerationError:
+            if type(error) is not StageFailed:
+                return error
+            words = f"the tool {name!r} failed: {error.message}"
+            return StageFailed(words, stage=name, incident=error.incident)
+
         outcome = _within(work, self.timeout, traced=fails)
         if not (fails or is_ok(outcome) or outcome is _ENDED):
             return Success(self._cut(f"error: {outcome.failure().message}"))
-        content = outcome.bind(lambda given: given)
-        if is_ok(content):
-            return content.map(self._shortened)
-        error = content.failure()
-        if type(error) is not StageFailed:
-            return content
-        words = f"the tool {name!r} failed: {error.message}"
-        return Failure(StageFailed(words, stage=name, incident=error.incident))
+        return outcome.bind(lambda given: given).map(self._shortened).alt(named)
 
     def _shortened(self, content: Content) -> Content:
         if isinstance(content, str):
@@ -379,13 +385,11 @@ def _opened(
         by_name, schemas = _by_name(methods_of(given))
         return Success(dataclasses.replace(maker, functions=by_name, schemas=schemas, make=None))
 
-    outcome = _within(made, maker.timeout, traced=True)
-    if not is_ok(outcome):
-        words = (
-            f"the tools of this conversation were not made: {where}: {outcome.failure().message}"
-        )
-        return Failure(StageFailed(words, stage=where, incident=outcome.failure().incident))
-    own: Slot[Tools] = outcome.unwrap()
+    def not_made(error: GenerationError) -> GenerationError:
+        words = f"the tools of this conversation were not made: {where}: {error.message}"
+        return StageFailed(words, stage=where, incident=error.incident)
+
+    own = _within(made, maker.timeout, traced=True).alt(not_made).bind(lambda given: given)
     scope.value = own.value_or(None)
     return own.map(lambda known: dataclasses.replace(request, tools=known.schemas))
 
@@ -418,7 +422,7 @@ def _again(
             )
             return StageFailed(words, stage=name, hint=_HINT)
     slots = own.contents(result.tool_calls, left, awaited)
-    return next((slot.failure() for slot in slots if not is_ok(slot)), None)
+    return all_of(slots).swap().value_or(None)
 
 
 _HINT = "a job asks the row from its beginning with retry='StageFailed' (--retry StageFailed)"
@@ -500,11 +504,10 @@ def _side_by_side(
         thread.start()
     for thread in threads:
         thread.join()
-    ordered = [outcomes[index] for index in sorted(outcomes)]
-    for outcome in ordered:
-        if not is_ok(outcome):
-            raise outcome.failure()
-    return [outcome.unwrap() for outcome in ordered]
+    ordered = all_of(outcomes[index] for index in sorted(outcomes))
+    if not is_ok(ordered):
+        raise ordered.failure()
+    return [*ordered.unwrap()]
 
 
 def _within(work: Callable[[], T], seconds: float, *, traced: bool) -> Slot[T]:

@@ -17,7 +17,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import Any, TypeAlias
 
@@ -35,11 +35,12 @@ from pipegen.drivers.tool_results import with_image_bytes
 from pipegen.drivers.tools import Tools
 from pipegen.records.frozen import thaw
 from pipegen.records.messages import Message
+from pipegen.records.next_turn import Words
 from pipegen.records.options import GenerationOptions
 from pipegen.records.requests import GenerationRequest
 from pipegen.records.results import Finish, GenerationResult, RoundsEnd, ToolReplies
 
-Reply: TypeAlias = str | Mapping[str, Any] | Message | Sequence[Mapping[str, Any] | Message] | None
+Reply: TypeAlias = Words | None
 """What a step gives: what `result.then` takes, or None or nothing where the conversation is
 over.
 """

@@ -389,7 +389,8 @@ class PipegenLM(TemplateLM):  # type: ignore[misc]  # lm-eval has no types
             for (arguments, _, _), slot in zip(window, slots, strict=True):
                 if not pg.is_ok(slot):
                     raise _because(slot.failure(), f"request {len(answers)}: {arguments!r:.200}")
-                answer = (slot.unwrap().logprob, slot.unwrap().greedy)
+                scored = slot.unwrap()
+                answer = (scored.logprob, scored.greedy)
                 if arguments is not None:
                     self.cache_hook.add_partial("loglikelihood", arguments, answer)
                 answers.append(answer)

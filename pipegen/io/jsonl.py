@@ -39,7 +39,7 @@ from pipegen.records.codec import (
     options_to_plain,
 )
 from pipegen.records.fields import InvalidField
-from pipegen.records.frozen import thaw
+from pipegen.records.frozen import plain_id, thaw
 from pipegen.records.options import options_from
 from pipegen.records.parse_request import request_from
 from pipegen.records.requests import GenerationRequest
@@ -188,7 +188,7 @@ def _holds_records(hint: Any) -> bool:
 def _are_current(options: bytes) -> bool:
     """Whether these are options as `to_plain` writes them."""
     dumped = attempt(lambda: strict_json.dump(options_to_plain(options_from(json.loads(options)))))
-    return is_ok(dumped) and dumped.unwrap().encode() == options
+    return dumped.value_or("").encode() == options
 
 
 def _carried(metadata: Mapping[str, Any] | None) -> dict[str, Any]:
@@ -270,16 +270,23 @@ def request_from_row(
     >>> request_from_row({"id": 1.5, "prompt": "Hi"}, 3)
     ('3', <Failure: row 3: id takes a string that is not empty or a whole number, not 1.5 (hint: ...)>)
     """
-    row_id = values.get("id")
+    row_id = plain_id(values.get("id"))
     if not (row_id is None or type(row_id) is int or (type(row_id) is str and row_id)):
         return str(number), Failure(
             InvalidRequest(
                 f"{what} {number}: id takes a string that is not empty or a whole number, not"
-                f" {row_id!r:.200}"
+                f" {row_id!r:.200}",
+                hint=_READ_AS_FLOATS if type(row_id) is float else "",
             )
         )
     name = str(number) if row_id is None else row_id
     return name, request_from({**values, "id": str(name)}, f"{what} {number}")
+
+
+_READ_AS_FLOATS = (
+    "pandas makes floats of a column of whole numbers in which one is missing, and rounds large"
+    ' ones: read it with dtype={"id": "Int64"}, or write text'
+)
 
 
 def values_of_line(line: Line) -> Slot[dict[str, Any]]:

@@ -253,11 +253,8 @@ def batch_line(
             "error": {"code": kind, "message": error.message, "error": fields},
         }
     result = slot.unwrap()
-    answers = [
-        (index, completion.unwrap())
-        for index, completion in enumerate(result.completions)
-        if is_ok(completion)
-    ]
+    completions = enumerate(completion.value_or(None) for completion in result.completions)
+    answers = [(index, answer) for index, answer in completions if answer is not None]
     tokens = sum(answer.completion_tokens for _, answer in answers)
     usage = {
         "prompt_tokens": result.prompt_tokens,

@@ -30,6 +30,7 @@ from pipegen.records.answer_parts import texts_of, whole_number
 from pipegen.records.codec import declared, error_to_plain, is_plain, item_of
 from pipegen.records.fields import InvalidField
 from pipegen.records.finish_words import Meaning, meaning_of, word_of
+from pipegen.records.frozen import plain_id
 from pipegen.records.results import GenerationResult
 
 
@@ -117,7 +118,7 @@ _JSON = [*(field.key for field in _COLUMNS if _is_json(field.hint)), "transcript
 
 def _from_row(answer: Sequence[str], row: Mapping[str, Any]) -> dict[str, Any]:
     line_fields: dict[str, Any] = {
-        "id": row.get("id"),
+        "id": plain_id(row.get("id")),
         "ok": bool(row.get("ok")),
         "row": {name: value for name, value in row.items() if name not in answer},
     }

@@ -371,10 +371,11 @@ class AnswerTable(TableOut):
 
         kind = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
         text = kind in (pa.string(), pa.large_string(), pa.string_view())
-        if not column.null_count or not (text or pa.types.is_integer(kind)):
+        number = int if pa.types.is_integer(kind) else float
+        if not column.null_count or not (text or number is int or pa.types.is_floating(kind)):
             return column
         ids = [
-            (str(name) if text else int(name)) if own_id is None else own_id
+            (str if text else number)(name) if own_id is None else own_id
             for own_id, name in zip(column.to_pylist(), self.ids, strict=True)
         ]
         return pa.chunked_array([array_of("id", ids, column.type)])

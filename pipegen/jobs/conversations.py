@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, TypeAlias
 
 from returns.result import Failure
@@ -63,8 +64,9 @@ def _unwritable(raised: Raised) -> StageFailed:
 def row_to_plain(slot: Slot[Any], request: Slot[GenerationRequest]) -> dict[str, Any]:
     """A row that has ended, as its line holds it."""
     values = to_plain(slot)
-    if is_ok(slot) and isinstance(slot.unwrap(), GenerationResult) and is_ok(request):
-        turn = _turn_to_plain(slot.unwrap(), request.unwrap())
+    result = slot.value_or(None)
+    if isinstance(result, GenerationResult):
+        turn = request.map(partial(_turn_to_plain, result)).value_or({})
         if turn:
             values["turn"] = turn
     return values

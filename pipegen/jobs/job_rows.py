@@ -172,9 +172,9 @@ def rows_of(
                 known.keep(entry)
             if not in_this_part:
                 if known is not None and known.writes and record is not None and digest is not None:
-                    ready = admission.admitted(record)
-                    if is_ok(ready):
-                        note(digest, ready.unwrap(), keys.first(ready.unwrap()))
+                    other = admission.admitted(record).value_or(None)
+                    if other is not None:
+                        note(digest, other, keys.first(other))
                 continue
             first = b"" if entry is None else key_in(entry)
             times = 0 if entry is None else keys.count(first)
@@ -191,12 +191,13 @@ def rows_of(
             if not is_ok(ready):
                 yield Row(name, ready, None, None)
                 continue
+            admitted = ready.unwrap()
             if entry is None:
-                first = keys.first(ready.unwrap())
+                first = keys.first(admitted)
                 times = keys.count(first)
-                note(digest, ready.unwrap(), first)
-            key = keys.later(ready.unwrap(), times) if times else first.hex()
-            yield read_row(name, request_slot, ready, key, finished, again, as_written)
+                note(digest, admitted, first)
+            key = keys.later(admitted, times) if times else first.hex()
+            yield read_row(name, request_slot, admitted, key, finished, again, as_written)
     if known is not None:
         known.end(count)
 
@@ -221,15 +222,13 @@ def missing_rows(
     yielded_keys, looks = set[str](), _LOOKS
     for name, request in _unfinished(requests(), finished, known, part):
         request_slot = record_of(_read(request))
-        ready = admission.admitted(request_slot)
+        ready = admission.admitted(request_slot).value_or(None)
         if (
-            is_ok(ready)
-            and not ready.unwrap().sources
+            ready is not None
+            and not ready.sources
             and (part is None or in_part(numbers_of([request_slot], ImagePolicy())[0], part))
         ):
-            row = read_row(
-                name, request_slot, ready, keys.first(ready.unwrap()).hex(), finished, again
-            )
+            row = read_row(name, request_slot, ready, keys.first(ready).hex(), finished, again)
             if row.kept is None and row.key not in yielded_keys:
                 yielded_keys.add(row.key or "")
                 yield row
@@ -273,7 +272,7 @@ def _unfinished(
 def read_row(
     name: K,
     given: Slot[GenerationRequest],
-    ready: Slot[GenerationRequest],
+    ready: GenerationRequest,
     key: str,
     finished: Finished,
     again: Again,
@@ -283,9 +282,9 @@ def read_row(
 
     given, ready: the request with its own options alone, and with those of the run too.
     """
-    name_of = partial(getattr, ready.unwrap(), "id")
+    name_of, request = partial(getattr, ready, "id"), Success(ready)
     kept: Kept | None = (
-        partial(_finished, finished, key, name_of, lambda: ready, as_written)
+        partial(_finished, finished, key, name_of, lambda: request, as_written)
         if finished.has(key)
         else None
     )
@@ -297,7 +296,7 @@ def read_row(
         anew = error is not None and is_retried and not (error.retryable or _not_its_own(error))
         alone = error is not None and killed(error)
         kept = None if slot is None or is_retried else partial(_given, slot)
-    return Row(name, ready, key, kept, anew, alone, given.unwrap().options)
+    return Row(name, request, key, kept, anew, alone, given.unwrap().options)
 
 
 def _chunks(source: Iterator[T]) -> Iterator[list[T]]:

@@ -19,7 +19,7 @@ from returns.result import Failure
 
 from pipegen.core.errors import GenerationError
 from pipegen.core.foreign_calls import attempt
-from pipegen.core.slots import Slot, is_ok
+from pipegen.core.slots import Slot
 from pipegen.drivers.drive_parts import NoRequest
 from pipegen.io.jsonl import to_plain
 from pipegen.jobs.conversations import keep_row
@@ -167,9 +167,9 @@ class Turns(Generic[K]):
     def _add(self) -> None:
         """Take a row: it is finished, refused, or to be asked."""
         outcome = attempt(lambda: next(self._rows, None))
-        row = outcome.unwrap() if is_ok(outcome) else None
+        row = outcome.value_or(None)
         if row is None:
-            self._more, self._raised = False, None if is_ok(outcome) else outcome.failure()
+            self._more, self._raised = False, outcome.swap().value_or(None)
             return
         early = None if row.key is None else self._early.pop(row.key, None)
         if early is not None:
@@ -214,7 +214,7 @@ class Turns(Generic[K]):
 
 def _bytes_of(row: Row[Any]) -> int:
     """The bytes of a row's images."""
-    if row.unread is not None or not is_ok(row.request):
+    if row.unread is not None:
         return 0
-    sources = row.request.unwrap().sources
+    sources = row.request.map(lambda request: request.sources).value_or(())
     return sum(len(piece) for source in sources for piece in source.contents)

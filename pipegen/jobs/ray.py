@@ -21,6 +21,7 @@ import sys
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, Self, TypeAlias, TypeVar
 
@@ -148,19 +149,21 @@ class Generate:
         """
         if self._settings is None:
             return [(None, request) for request in requests]
-        keyed: list[tuple[str | None, Slot[GenerationRequest]]] = []
-        for unmerged, ready in zip(requests, self._admission.batch(requests), strict=True):
-            if not is_ok(ready):
-                keyed.append((None, ready))
-                continue
-            key = Keys(self._settings).of(ready.unwrap())
-            keyed.append(
-                (
-                    key,
-                    Success(dataclasses.replace(ready.unwrap(), options=unmerged.unwrap().options)),
-                )
+        key_of = Keys(self._settings).of
+        return [
+            (
+                ready.map(key_of).value_or(None),
+                ready.bind(partial(_with_options_of, unmerged)),
             )
-        return keyed
+            for unmerged, ready in zip(requests, self._admission.batch(requests), strict=True)
+        ]
+
+
+def _with_options_of(
+    unmerged: Slot[GenerationRequest], ready: GenerationRequest
+) -> Slot[GenerationRequest]:
+    """A request that is loaded, with its own options alone."""
+    return unmerged.map(lambda request: dataclasses.replace(ready, options=request.options))
 
 
 async def _slots(

@@ -142,7 +142,7 @@ class Replica:
             if key is not None and key in self._keys:
                 return self._keys[key].future
             if key is not None and self._journal is not None:
-                row.row = read_row(None, request, request, key, self._journal, self._again)
+                row.row = read_row(None, request, request.unwrap(), key, self._journal, self._again)
                 slot = self._known(self._journal, row.row, key)
                 if slot is not None:
                     row.future.set_result(slot)
@@ -233,7 +233,7 @@ class Replica:
         """Keep the slot of a row that has ended, and hand it to who waits. Raises `CallFailed`
         where the engine has died.
         """
-        failed = None if is_ok(slot) else slot.failure()
+        failed = slot.swap().value_or(None)
         if isinstance(failed, BackendFailed) and failed.scope == "batch":
             failure = CallFailed(failed)
             loaded = any(getattr(engine, "loaded", False) for engine in self._route.owns)

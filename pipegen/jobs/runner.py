@@ -10,10 +10,11 @@ import contextlib
 import math
 import os
 from collections.abc import Callable, Generator, Iterable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, Generic, Self, TypeVar
 
-from returns.result import Failure
+from returns.result import Failure, Success
 
 from pipegen.core.errors import GenerationError, StageFailed
 from pipegen.core.foreign_calls import report
@@ -370,9 +371,7 @@ def start_job(
     last = route.parts[-1].name if route.parts else route.name
 
     def keep(turn: Turn[K], slot: Slot[Any]) -> None:
-        if is_ok(slot) and not isinstance(slot.unwrap(), (GenerationResult, Scored)):
-            slot = Failure(_no_result(last, slot.unwrap()))
-        kept = turns.keep(turn, slot)
+        kept = turns.keep(turn, slot.bind(partial(_result, last)))
         running.answered += turn.row.key is not None and is_ok(kept)
 
     flow: Drive[Turn[K]] = flow_of(
@@ -421,16 +420,20 @@ def _slots(
     running._close_files()
 
 
-def _no_result(stage: str, value: object) -> StageFailed:
-    """The error of a row whose last stage gave what a job cannot keep. The stage is to be
-    corrected, and then the row is asked again: the error has an incident.
+def _result(stage: str, value: object) -> Slot[GenerationResult | Scored]:
+    """What a row's last stage gave; `StageFailed` where that is nothing that a job can keep. The
+    stage is to be corrected, and then the row is asked again: the error has an incident.
     """
+    if isinstance(value, (GenerationResult, Scored)):
+        return Success(value)
     words = f"the stage {stage!r} gave {type(value).__name__}, not a GenerationResult or Scored"
-    return StageFailed(
-        f"{words}: those are what a job keeps",
-        stage=stage,
-        hint="end the job's pipe before this stage, and apply it to the slots that the job gives",
-        incident=report(TypeError(words)).incident,
+    return Failure(
+        StageFailed(
+            f"{words}: those are what a job keeps",
+            stage=stage,
+            hint="end the job's pipe before this stage, and apply it to the slots that the job gives",
+            incident=report(TypeError(words)).incident,
+        )
     )
 
 

@@ -16,7 +16,7 @@ from itertools import islice
 from typing import TypeVar
 
 from pipegen.core.functional import parallel, partition_all
-from pipegen.core.slots import Slot, is_ok
+from pipegen.core.slots import Slot, live
 from pipegen.drivers.arguments import check_settings, pair, pairs, record_of, require_iterable
 from pipegen.jobs.row_keys import content_of
 from pipegen.media.source import sample_of
@@ -92,7 +92,7 @@ def in_part(number: int, part: tuple[int, int]) -> bool:
 def numbers_of(requests: Sequence[Slot[GenerationRequest]], images: ImagePolicy) -> list[int]:
     """For each request, the number by which it belongs to a shard; 0 for one that is not valid."""
     requests = [slot.map(_opening) for slot in requests]
-    sources = [source for slot in requests if is_ok(slot) for source in slot.unwrap().sources]
+    sources = [source for request in live(requests) for source in request.sources]
     samples = iter(parallel(lambda source: sample_of(source, images), sources) if sources else ())
     return [slot.map(partial(_number, samples)).value_or(0) for slot in requests]
 

@@ -17,6 +17,7 @@ from pipegen.io.table_out import AnswerTable, Write, array_of, arrow_out, csv_ou
 from pipegen.io.tables import Columns, Row
 from pipegen.io.text_tables import column_kinds, schema_of_kinds
 from pipegen.jobs.new_file import new_file
+from pipegen.records.frozen import plain_id
 from pipegen.records.results import GenerationResult
 from pipegen.records.rollouts import Rollout
 
@@ -118,7 +119,7 @@ def write_table(
                     f"row {count} has a column {min(late)!r}, which the first rows lack: give it to them"
                     " too, or set schema=, all columns with their types"
                 )
-            row_id = values.get(names.column_of("id") or "id")
+            row_id = plain_id(values.get(names.column_of("id") or "id"))
             write(Row(values), str(count) if row_id is None else row_id, slot)
     return count
 

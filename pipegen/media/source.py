@@ -29,9 +29,9 @@ from urllib.parse import SplitResult, unquote_to_bytes, urlsplit
 
 from returns.result import Failure, Success
 
-from pipegen.core.errors import BadImage, BadVideo
+from pipegen.core.errors import BadImage, BadVideo, GenerationError
 from pipegen.core.foreign_calls import Raised, guard_result
-from pipegen.core.slots import Unread, is_ok
+from pipegen.core.slots import Unread, all_of, is_ok
 from pipegen.records.messages import ImageSource, VideoSource, numbered, shown
 
 if TYPE_CHECKING:
@@ -125,23 +125,15 @@ def _loaded(index: int, source: ImageSource, policy: ImagePolicy) -> Slot[ImageS
 def _loaded_frames(
     index: int, source: VideoSource, policy: ImagePolicy, bounds: dict[str, Any]
 ) -> Slot[ImageSource]:
-    frames: list[ImageSource] = []
-    for place, frame in enumerate(source.frames):
-        loaded_frame = _loaded(place, frame, policy)
-        if not is_ok(loaded_frame):
-            error = loaded_frame.failure()
-            words = error.message.removeprefix("image ")
-            return Failure(
-                BadVideo(
-                    index,
-                    message=f"video {index}: frame {words}",
-                    hint=error.hint,
-                    incident=error.incident,
-                )
-            )
-        frames.append(loaded_frame.unwrap())
+    def of_video(error: GenerationError) -> GenerationError:
+        message = f"video {index}: frame {error.message.removeprefix('image ')}"
+        return BadVideo(index, message=message, hint=error.hint, incident=error.incident)
+
+    frames = all_of(_loaded(place, frame, policy) for place, frame in enumerate(source.frames))
     origin = source.origin or source
-    return Success(VideoSource(frames=tuple(frames), times=source.times, origin=origin, **bounds))
+    return frames.alt(of_video).map(
+        lambda loaded: VideoSource(frames=loaded, times=source.times, origin=origin, **bounds)
+    )
 
 
 def sample_of(source: ImageSource, policy: ImagePolicy) -> bytes:

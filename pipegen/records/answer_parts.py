@@ -1,9 +1,11 @@
-"""The parts of an answer's content, where a server gives a list of them, and its numbers."""
+"""The parts of an answer's content, where a server gives a list of them, its numbers, and what it has in
+common with another.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 _MANY = 2**53
 """A number of tokens is smaller than this; what is not is not taken for one."""
@@ -48,3 +50,19 @@ def whole_number(value: object) -> int | None:
     if type(value) in (float, str) and re.fullmatch(r"[0-9]{1,16}(\.0)?", str(value)):
         value = int(float(str(value)))
     return value if type(value) is int and 0 <= value < _MANY else None
+
+
+def common_prefix(first: Sequence[object], second: Sequence[object]) -> int:
+    """How many entries the two have in common, from the first on.
+
+    >>> common_prefix("stop", "stick"), common_prefix([1], [1, 2])
+    (2, 1)
+    """
+    return next(
+        (
+            index
+            for index, (left, right) in enumerate(zip(first, second, strict=False))
+            if left != right
+        ),
+        min(len(first), len(second)),
+    )

@@ -99,20 +99,12 @@ def thaw(value: object, leaf: Callable[[Any], Any] = lambda value: value) -> Any
             for entry in value
         ]
     if isinstance(value, Mapping):
-        return {
-            key: (
-                entry
-                if type(entry) in _SURE
-                else leaf(entry)
-                if type(entry) is float
-                else thaw(entry, leaf)
-            )
-            for key, entry in value.items()
-        }
+        return dict(zip(value, thaw((*value.values(),), leaf), strict=True))
     return leaf(value)
 
 
 _SURE = frozenset((int, str, bool, type(None)))
+_PLAIN_TYPES = _SURE | {float}
 
 
 _PLAIN: tuple[tuple[type, Callable[[Any], Any]], ...] = (
@@ -133,7 +125,7 @@ def exact(value: object) -> Any:
     >>> exact(Word.YES), exact([1])
     ('yes', [1])
     """
-    if type(value) in _SURE or type(value) is float:
+    if type(value) in _PLAIN_TYPES:
         return value
     return next((plain(value) for kind, plain in _PLAIN if isinstance(value, kind)), value)
 
@@ -149,7 +141,7 @@ def plain_number(value: object) -> Any:
     >>> plain_number(Level.HIGH), plain_number("3")
     (3, '3')
     """
-    if type(value) in _SURE or type(value) is float:
+    if type(value) in _PLAIN_TYPES:
         return value
     if isinstance(value, (int, float)):
         return exact(value)
@@ -158,6 +150,22 @@ def plain_number(value: object) -> Any:
         return value
     number = item()
     return number if type(number) in (int, float, bool) else value
+
+
+def plain_id(value: object) -> Any:
+    """A whole number that was read as a float as an integer: pandas makes floats of a column of
+    whole numbers in which one is missing. From 2**53 on they are rounded, and stay as they are.
+
+    >>> plain_id(2.0), plain_id("2.0"), plain_id(1.5), plain_id(2.0**53)
+    (2, '2.0', 1.5, 9007199254740992.0)
+    """
+    number = plain_number(value)
+    whole = type(number) is float and number.is_integer() and abs(number) < _ROUNDED
+    return int(number) if whole else number
+
+
+_ROUNDED = 2.0**53
+"""From here on a float may stand for several whole numbers."""
 
 
 def plain_list(value: object) -> Any:

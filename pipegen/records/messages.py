@@ -172,11 +172,18 @@ def array_advice(value: Any) -> str:
     return f"; PIL.Image.fromarray({array}) makes a PIL image of one{where}"
 
 
-def _frames(value: object) -> object:
+def sources_in(
+    kind: type[ImageSource], words: str, name: str, value: object
+) -> tuple[ImageSource, ...]:
+    """A field with images or videos. Raises `ValueError` with what it takes."""
     value = plain_list(value)
     if not isinstance(value, (list, tuple)):
-        raise ValueError("a list of images")
-    return tuple(ImageSource.of(image, f"frames[{index}]") for index, image in enumerate(value))
+        raise ValueError(f"a list of {words}")
+    return tuple(kind.of(source, f"{name}[{index}]") for index, source in enumerate(value))
+
+
+def _frames(value: object) -> object:
+    return sources_in(ImageSource, "images", "frames", value)
 
 
 @record

@@ -15,7 +15,7 @@ from pipegen.core.foreign_calls import Raised, guard_result
 from pipegen.core.slots import Slot
 from pipegen.records import strict_json
 from pipegen.records.fields import InvalidField, checks_of
-from pipegen.records.frozen import freeze, plain_list, plain_number, printed
+from pipegen.records.frozen import freeze, plain_id, plain_list, plain_number, printed
 from pipegen.records.option_table import OPTIONS
 from pipegen.records.options import options_from
 from pipegen.records.request_forms import (
@@ -206,7 +206,7 @@ def _others(values: Mapping[str, object]) -> dict[str, Any]:
 def _entry(name: str, value: object) -> Any:
     """The value of a field, which may be in the form that tables have it in."""
     if name == "id":
-        number = plain_number(value)
+        number = plain_id(value)
         return str(number) if type(number) is int else value
     if name in _PLURALS or name in _MEDIA:
         value = strict_json.loaded(value, list) if isinstance(value, str) else plain_list(value)

@@ -46,6 +46,7 @@ from pipegen.records.messages import (
     VideoSource,
     array_advice,
     message_from,
+    sources_in,
 )
 from pipegen.records.option_table import OTHER_NAMES
 from pipegen.records.options import GROUPS, GenerationOptions, option_names
@@ -83,19 +84,11 @@ def _images(value: object) -> tuple[ImageSource, ...]:
         advice = array_advice(value)
         if advice:
             raise InvalidField(f"images takes a list of images, not {type(value).__name__}{advice}")
-        raise ValueError("a list of images")
-    return tuple(
-        ImageSource.of(image, f"images[{position}]") for position, image in enumerate(value)
-    )
+    return sources_in(ImageSource, "images", "images", value)
 
 
 def _videos(value: object) -> tuple[ImageSource, ...]:
-    value = plain_list(value)
-    if not isinstance(value, (list, tuple)):
-        raise ValueError("a list of videos")
-    return tuple(
-        VideoSource.of(video, f"videos[{position}]") for position, video in enumerate(value)
-    )
+    return sources_in(VideoSource, "videos", "videos", value)
 
 
 def _metadata(value: object) -> Mapping[str, object]:

@@ -98,7 +98,7 @@ def answers_of(
     """
     options = GenerationOptions(max_new_tokens=max_new_tokens)
     by_ids = plain_requests(requests, image_policy)
-    by_chat = [slot for slot in by_ids if not is_ok(slot) or slot.unwrap().messages is not None]
+    by_chat = [slot for slot in by_ids if slot.map(_has_messages).value_or(True)]
     answers = ask(routes, "chat", Asked(by_chat, options, image_policy), tell)
     if routes.by_ids is not None:
         batch = [slot for slot in by_ids if is_ok(slot)]
@@ -119,17 +119,16 @@ def ask(
     slots = [*_run(route, asked, merge(greedy, GenerationOptions(logprobs=honoured or None)))]
     # perhaps its log probabilities alone cannot be read
     notes = {
-        index: slot.failure().message
+        index: error.message
         for index, slot in enumerate(slots)
-        if not is_ok(slot)
-        and isinstance(slot.failure(), MalformedResponse)
-        and honoured
-        and "logprob" in slot.failure().message
+        if honoured
+        and isinstance(error := slot.swap().value_or(None), MalformedResponse)
+        and "logprob" in error.message
     }
     fewer = asked._replace(requests=[asked.requests[index] for index in notes])
     for index, slot in zip([*notes], _run(route, fewer, greedy), strict=True):
         slots[index] = slot if is_ok(slot) else slots[index]
-    rows = [_row(slot, routes.reference) for slot in slots]
+    rows = [slot.bind(functools.partial(_row, routes.reference)) for slot in slots]
     tell(f"scoring the answers by {way}")
     continued = [
         slot.bind(functools.partial(_continued, request))
@@ -140,7 +139,7 @@ def ask(
     )
     out: list[Answer | Failed] = []
     for index, (request, row, score) in enumerate(zip(asked.requests, rows, scored, strict=True)):
-        name = (request.unwrap().id if is_ok(request) else None) or "?"
+        name = request.map(lambda known: known.id).value_or(None) or "?"
         if is_ok(score):
             images = len(request.unwrap().sources)
             made_of = _answer(
@@ -152,6 +151,10 @@ def ask(
         ):
             out.append(Failed(name, way, score.failure()))
     return out
+
+
+def _has_messages(request: GenerationRequest) -> bool:
+    return request.messages is not None
 
 
 def _continued(request: Slot[GenerationRequest], row: _Row) -> Slot[GenerationRequest]:
@@ -259,10 +262,8 @@ class _Row(NamedTuple):
     """
 
 
-def _row(slot: Slot[GenerationResult], reference: Route) -> Slot[_Row]:
-    if not is_ok(slot):
-        return Failure(slot.failure())
-    result, engine = slot.unwrap(), reference.engine
+def _row(reference: Route, result: GenerationResult) -> Slot[_Row]:
+    engine = reference.engine
     ends = engine.eos_token_ids
     apart = is_taken_apart(result)
     ids = () if apart and ends else ids_of(result, engine.tokenizer, ends)

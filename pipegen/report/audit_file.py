@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from pipegen.answer import answer_check
 from pipegen.core.functional import partition_all
-from pipegen.core.slots import Slot, is_ok
+from pipegen.core.slots import Slot, is_ok, live
 from pipegen.drivers.route import Route
 from pipegen.drivers.scoring import continued_by, score
 from pipegen.records.codec import encode
@@ -129,7 +129,7 @@ def verify_results(
     """
     rows: list[ScoredRow | RowVerdict] = []
     results = [*results]
-    room = room_in(slot.unwrap() for _, slot in results if is_ok(slot))
+    room = room_in(live(slot for _, slot in results))
     audit = _Audit(reference, requests, image_policy, room)
     for window in partition_all(WINDOW, results):
         rows += audit.scored([row for name, slot in window for row in _samples(name, slot)])
@@ -203,7 +203,8 @@ class _Audit(NamedTuple):
         if not is_ok(of_ids):
             reason = f"the reference does not score it: {of_ids.failure().message}"
             return self._obeying(name, "not judged", reason, result)
-        scored, known = of_ids.unwrap(), asked.rendered and is_ok(rendered)
+        scored = of_ids.unwrap()
+        prompt = rendered.map(lambda row: row.prompt_token_ids).value_or(None)
         own = result.options.logprobs != "processed"  # the reference scores the model's own
         recorded = [token.logprob for token in result.logprobs or () if own]
         return ScoredRow(
@@ -214,7 +215,7 @@ class _Audit(NamedTuple):
             asked.ids,
             scored.token_logprobs,
             scored.likeliest,
-            rendered.unwrap().prompt_token_ids if known else None,
+            prompt if asked.rendered else None,
             tuple(distances(recorded, scored.token_logprobs)),
         )
 
@@ -257,7 +258,7 @@ class _Audit(NamedTuple):
             reason = f"it has the id {strange[0]}, and the model has {size} ids"
             return RowVerdict(id=row.id, verdict="unknown", evidence=reason)
         ids = ids_of(result, engine.tokenizer, engine.eos_token_ids)
-        request = None if slot is None or not is_ok(slot) else slot.unwrap()
+        request = None if slot is None else slot.value_or(None)
         images = has_images(result) or bool(request is not None and request.sources)
         if request is not None and (request.turns or result.rounds or result.previous is not None):
             request = None  # the row has another request than its id
@@ -304,7 +305,11 @@ def _scores(
 
 
 def _template_of(slot: Slot[GenerationRequest]) -> str | None:
-    options = slot.unwrap().options if is_ok(slot) else None
+    return slot.map(_own_template).value_or(None)
+
+
+def _own_template(request: GenerationRequest) -> str | None:
+    options = request.options
     return None if options is None or options.chat is None else options.chat.template
 
 

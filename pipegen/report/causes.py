@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 from pipegen.core.functional import partition_all
+from pipegen.records.answer_parts import common_prefix
 from pipegen.records.fields import unchecked_replace
-from pipegen.report.diff import common_prefix
 from pipegen.report.respelled import is_respelled
 from pipegen.report.verdict import (
     MARGIN,

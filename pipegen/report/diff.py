@@ -24,6 +24,7 @@ from typing import NamedTuple
 from returns.result import Success
 
 from pipegen.core.slots import Slot, is_ok
+from pipegen.records.answer_parts import common_prefix
 from pipegen.records.options import GenerationOptions, flat_values
 from pipegen.records.results import GenerationResult
 
@@ -70,22 +71,6 @@ class Compared(NamedTuple):
     """The id of the request."""
     difference: Difference | None
     """The first difference; None where both agree."""
-
-
-def common_prefix(first: Sequence[object], second: Sequence[object]) -> int:
-    """How many entries the two have in common, from the first on.
-
-    >>> common_prefix("stop", "stick"), common_prefix([1], [1, 2])
-    (2, 1)
-    """
-    return next(
-        (
-            index
-            for index, (left, right) in enumerate(zip(first, second, strict=False))
-            if left != right
-        ),
-        min(len(first), len(second)),
-    )
 
 
 def _ids(first: Sequence[int], second: Sequence[int]) -> tuple[str, str] | None:

@@ -23,8 +23,8 @@ from string import Template
 from typing import Any, NamedTuple
 
 from pipegen import __version__
+from pipegen.records.answer_parts import common_prefix
 from pipegen.report.boxes import Box
-from pipegen.report.diff import common_prefix
 
 PAGE_ROWS = 2000
 """The most rows of one page."""

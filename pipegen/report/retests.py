@@ -17,12 +17,12 @@ from pipegen.core.slots import Slot, is_ok
 from pipegen.drivers.batch import run
 from pipegen.drivers.route import Route
 from pipegen.records import strict_json
+from pipegen.records.answer_parts import common_prefix
 from pipegen.records.option_table import OPTIONS, names_in
 from pipegen.records.options import GenerationOptions, StopOptions, merge
 from pipegen.records.requests import GenerationRequest
 from pipegen.records.results import GenerationResult
 from pipegen.report.asking import Asked, Failed, Routes, Server, ask
-from pipegen.report.diff import common_prefix
 from pipegen.report.drawn import IMPOSSIBLE, SURE, Draw, deviations
 from pipegen.report.verdict import Answer, Fault, Kind, faults_of, partings
 
@@ -349,15 +349,12 @@ class FollowUps(NamedTuple):
 
     def _texts(self, base: Base, slot: Slot[list[str]]) -> list[str] | None:
         """The samples; None where they failed, or the server does not take such a request."""
-        if is_ok(slot):
-            return slot.unwrap()
-        error = slot.failure()
+        error = slot.swap().value_or(None)
         if isinstance(error, UnsupportedOption):
-            reason = f"several samples: {error.message}"
-            self.server.not_judged.append(reason)
-        else:
+            self.server.not_judged.append(f"several samples: {error.message}")
+        elif error is not None:
             self.server.failed.append(Failed(base.answer.id, "chat", error))
-        return None
+        return slot.value_or(None)
 
 
 def _with_options(options: GenerationOptions, request: GenerationRequest) -> GenerationRequest:

@@ -12,15 +12,14 @@ from typing import Any, NamedTuple
 
 from returns.result import Success
 
-from pipegen.core.slots import is_ok
 from pipegen.drivers.batch import run
 from pipegen.drivers.route import Route
+from pipegen.records.answer_parts import common_prefix
 from pipegen.records.option_table import names_in
 from pipegen.records.options import GenerationOptions, in_effect
 from pipegen.records.requests import GenerationRequest
 from pipegen.records.results import GenerationResult
 from pipegen.report.audit_row import has_images
-from pipegen.report.diff import common_prefix
 from pipegen.report.drawn import Draw, deviations, draw_of, unknown_options
 from pipegen.report.verdict import Limits
 
@@ -197,9 +196,10 @@ def _made_again(rows: Sequence[ScoredRow], reference: Route, limits: Limits) -> 
     for row, count, slot in zip(
         rows, counts, run(reference, requests) if requests else (), strict=True
     ):
-        if not is_ok(slot):
+        drawn = slot.value_or(None)
+        if drawn is None:
             continue
-        again = slot.unwrap().token_ids[:count]
+        again = drawn.token_ids[:count]
         same = common_prefix(again, row.ids[:count])
         parts = same < min(len(again), count)
         judged, parted = judged + 1, parted + parts
@@ -245,6 +245,6 @@ def likeliest_at(
         "ignore_eos": True,
     }
     for place, slot in zip(places, run(reference, requests, greedy) if places else (), strict=True):
-        drawn = slot.unwrap().logprobs if is_ok(slot) else None
+        drawn = slot.map(lambda result: result.logprobs).value_or(None)
         if drawn:
             yield place, tuple(drawn[0].top)

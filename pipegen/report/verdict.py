@@ -14,9 +14,9 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 from pipegen.answer.answer_check import FindingKind
 from pipegen.core.errors import GenerationError
+from pipegen.records.answer_parts import common_prefix
 from pipegen.records.codec import encode, error_to_plain
 from pipegen.records.fields import UNWRITTEN, record
-from pipegen.report.diff import common_prefix
 
 Precision = Literal["float32", "float16", "bfloat16"]
 Measured = tuple[tuple[int, ...], tuple[int, ...], tuple[float, ...], str | None]

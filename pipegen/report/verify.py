@@ -10,12 +10,14 @@ import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from returns.result import Success
+
 from pipegen import backends
 from pipegen.answer.answer_check import CUT_PROMPT, HINTS
 from pipegen.backends.checkpoint.positions import Boundary, boundaries
 from pipegen.core.errors import CallFailed, MalformedResponse, PromptTooLong
 from pipegen.core.functional import partition_all
-from pipegen.core.slots import Slot, is_ok
+from pipegen.core.slots import Slot, live
 from pipegen.drivers.batch import run
 from pipegen.drivers.route import Route
 from pipegen.drivers.scoring import score
@@ -215,7 +217,7 @@ class _Server(Server, Trials):
     def ask(self, requests: Sequence[Request], routes: Routes | None = None) -> None:
         """Ask these requests, each way."""
         named = plain_requests(requests, self.image_policy)
-        self.requests.update({slot.unwrap().id or "": slot for slot in named if is_ok(slot)})
+        self.requests |= {request.id or "": Success(request) for request in live(named)}
         rows = answers_of(routes or self.routes, named, self.most, self.image_policy, self.report)
         self.answers += [row for row in rows if isinstance(row, Answer)]
         self.failed += [row for row in rows if isinstance(row, Failed)]
@@ -335,7 +337,7 @@ class _Server(Server, Trials):
         slots = run(
             pipe, [self.requests[name] for name in names], options, image_policy=self.image_policy
         )
-        return [slot.unwrap().text if is_ok(slot) else None for slot in slots]
+        return [slot.map(lambda result: result.text).value_or(None) for slot in slots]
 
     def noise(self, precision: Precision) -> float | None:
         """How far the reference in that precision is from itself, over answers that came. None
@@ -368,7 +370,7 @@ def _rescored(
         for (prompt, ids), adapter in zip(pairs, adapters, strict=False)
     ]
     return [
-        (slot.unwrap().token_logprobs, slot.unwrap().likeliest) if is_ok(slot) else None
+        slot.map(lambda scored: (scored.token_logprobs, scored.likeliest)).value_or(None)
         for slot in score(route, requests)
     ]
 

@@ -72,7 +72,7 @@ def decode(engine: TokenEngine) -> Pipe[Raw, Decoded]:
         return TokenFold(encoded.options, model.tokenizer, model.eos_token_ids, model.plugins)
 
     def decoded(raw: Raw, model: TokenModel) -> Slot[Decoded]:
-        wrong = _wrong_ids(raw.token_ids, model) or _wrong_logprobs(raw)
+        wrong = _wrong_ids(raw, model)
         if wrong:
             message = f"the answer of {model.name} has {wrong}"
             return Failure(MalformedResponse(message, hint=_IDS))
@@ -94,8 +94,11 @@ _IDS = (
 )
 
 
-def _wrong_ids(ids: object, model: TokenModel) -> str:
-    """What is wrong with the ids of an answer; empty where nothing is."""
+def _wrong_ids(raw: Raw, model: TokenModel) -> str:
+    """What is wrong with the ids of an answer, or with their log probabilities; empty where nothing
+    is.
+    """
+    ids: object = raw.token_ids
     if type(ids) is not tuple:
         return f"token_ids of type {type(ids).__name__}, not a tuple"
     kinds = {*map(type, ids)} - {int}
@@ -103,18 +106,12 @@ def _wrong_ids(ids: object, model: TokenModel) -> str:
         return f"{min(kind.__name__ for kind in kinds)} among its token_ids, not int"
     size = model.capabilities.vocab_size
     if not ids or (min(ids) >= 0 and (size is None or max(ids) < size)):
-        return ""
+        count = len(ids if raw.logprobs is None else raw.logprobs)
+        return "" if count == len(ids) else f"{count} logprobs for {len(ids)} token_ids"
     wrong = next(
         token_id for token_id in ids if token_id < 0 or (size is not None and token_id >= size)
     )
     return f"the token id {wrong}" + ("" if size is None else f", and the model has {size} ids")
-
-
-def _wrong_logprobs(raw: Raw) -> str:
-    """What is wrong with the log probabilities of an answer; empty where nothing is."""
-    if raw.logprobs is None or len(raw.logprobs) == len(raw.token_ids):
-        return ""
-    return f"{len(raw.logprobs)} logprobs for {len(raw.token_ids)} token_ids"
 
 
 def stop(engine: TokenEngine) -> Pipe[Decoded, Decoded]:

@@ -54,7 +54,7 @@ from pipegen.records.results import PreparedImage, ResolvedRequest, Thinking, Th
 from pipegen.stages.continuation import Before, PromptInputs, bridged, kept_turn
 from pipegen.template.choose_render import ALLOW, chosen_render, marker
 from pipegen.template.control_tokens import ControlTokens, control_tokens
-from pipegen.template.image_places import Prepared, image_tokens, images_of, prepare_images
+from pipegen.template.image_places import image_tokens, images_of, prepare_images
 from pipegen.template.template import (
     PromptFunction,
     author,
@@ -189,17 +189,26 @@ def render(
         model: TokenModel = slot.unwrap()
         if write is not None:
             model = dataclasses.replace(model, renderer=PromptFunction(write))
-        images = prepare_images(jobs, model)
-        prompts: dict[Hashable, list[Slot[Rendered]]] = {}
+        prepared = prepare_images(jobs, model)
+        prompts: dict[Hashable, Slot[Rendered]] = {}
 
         def rendered(job: ResolvedRequest) -> Slot[Rendered]:
-            known = prompts.setdefault(_key(job), [])
-            if not known:
-                known.append(_rendered(job, model, images))
-                return known[0]
-            return known[0].map(
-                lambda row: unchecked_replace(row, request=job.request, options=job.options)
-            )
+            key = _key(job)
+            if key in prompts:
+                return prompts[key].map(
+                    lambda row: unchecked_replace(row, request=job.request, options=job.options)
+                )
+            images = images_of(job, prepared)
+            if not is_ok(images):
+                return Failure(images.failure())
+            found, tokenizer = images.unwrap(), model.tokenizer
+            places = model.image_placeholder, model.video_placeholder
+            written, bos = image_tokens(found, tokenizer, *places), model.bos_token
+            prompt = render_row(job, tokenizer, model.renderer, bos_token=bos, written=written)
+            if found:
+                prompt = prompt.map(lambda row: unchecked_replace(row, images=found))
+            prompts[key] = prompt
+            return prompt
 
         return rendered
 
@@ -228,20 +237,6 @@ def _key(job: ResolvedRequest) -> Hashable:
     )
 
 
-def _rendered(job: ResolvedRequest, model: TokenModel, prepared: Prepared) -> Slot[Rendered]:
-    slot = images_of(job, prepared)
-    if not is_ok(slot):
-        return Failure(slot.failure())
-    images = slot.unwrap()
-    written = image_tokens(
-        images, model.tokenizer, model.image_placeholder, model.video_placeholder
-    )
-    prompt = render_row(
-        job, model.tokenizer, model.renderer, bos_token=model.bos_token, written=written
-    )
-    return prompt.map(lambda row: unchecked_replace(row, images=images)) if images else prompt
-
-
 def render_row(
     job: ResolvedRequest,
     tokenizer: Tokenizer,
@@ -262,7 +257,12 @@ def render_row(
     can come after.
     """
     inputs = PromptInputs(job, tokenizer, renderer, written)
-    prompt = _prompt(inputs, bos_token)
+    if job.request.messages is None:
+        prompt = _plain_prompt(inputs, bos_token)
+    elif (continues := kept_turn(job.request)) is not None:
+        prompt = _bridged(inputs, continues)
+    else:
+        prompt = _render_messages(inputs)
     if thinks_apart(job.options) or tool_choice(job.options) is not None:
         return prompt.bind(functools.partial(_with_forms, inputs))
     return prompt
@@ -290,17 +290,13 @@ def _with_forms(inputs: PromptInputs, prompt: Rendered) -> Slot[Rendered]:
     return call.bind(lambda form: thought.bind(functools.partial(put, form)))
 
 
-def _prompt(inputs: PromptInputs, bos_token: str) -> Slot[Rendered]:
+def _plain_prompt(inputs: PromptInputs, bos_token: str) -> Slot[Rendered]:
+    """A prompt of token ids, or one that the template does not write."""
     job, request, chat = inputs.job, inputs.job.request, inputs.chat
-    if request.prompt_token_ids is not None:
+    if request.prompt is None:
         return Success(
             Rendered(request=request, options=job.options, token_ids=request.prompt_token_ids)
         )
-    continues = kept_turn(request)
-    if continues is not None:
-        return _bridged(inputs, continues)
-    if request.prompt is None:
-        return _render_messages(inputs)
     if is_guarded(request, chat):
         control = control_tokens(inputs.tokenizer, inputs.renderer.template or "", inputs.written)
         return _guarded_prompt(job, request.prompt, chat, control, bos_token)
@@ -389,15 +385,7 @@ def _render_messages(inputs: PromptInputs) -> Slot[Rendered]:
         **({"enable_thinking": bool(chat.enable_thinking)} if honoured else {}),
     }
 
-    def write(conversation: Conversation) -> Slot[str]:
-        return call_template(
-            renderer,
-            conversation.messages,
-            tools=conversation.tools,
-            template=chat.template,
-            variables={**switches, **conversation.variables},
-        )
-
+    write = functools.partial(call_template, renderer, chat.template, switches)
     unread = unread_arguments(shaped.messages)
     if unread is not None and not is_ok(write(shaped)):
         readable = write(shaped._replace(messages=without_unread(shaped.messages)))

@@ -66,7 +66,12 @@ def resolve(engine: Engine) -> Pipe[GenerationRequest, ResolvedRequest]:
             hint = "ask with pg.turns(route), as pipegen generate does"
             message = f"a route asks one turn, and this request has {len(request.turns)} more"
             return Failure(InvalidRequest(message, hint=hint))
-        return _resolved(request, model, engine_resolve)
+        job = (
+            resolve_row(request, cast(TokenModel, model))
+            if engine_resolve is None
+            else engine_resolve(request)
+        )
+        return job.bind(functools.partial(_supported_by, model, engine_resolve is None))
 
     def prepare(
         _: Sequence[GenerationRequest],
@@ -83,36 +88,21 @@ def resolve(engine: Engine) -> Pipe[GenerationRequest, ResolvedRequest]:
     )
 
 
-def _resolved(
-    request: GenerationRequest,
-    model: Model,
-    engine_resolve: Callable[[GenerationRequest], Slot[ResolvedRequest]] | None,
-) -> Slot[ResolvedRequest]:
-    """A request as the engine may be asked it; `engine_resolve` is what an engine that renders by
-    itself does with its options.
-    """
-    job = (
-        resolve_row(request, cast(TokenModel, model))
-        if engine_resolve is None
-        else engine_resolve(request)
-    )
-
-    def supported(job: ResolvedRequest) -> Slot[ResolvedRequest]:
-        options = job.options
-        if (options.samples or 1) > 1:
-            message = f"samples={options.samples} takes a pipe that puts them together"
-            message += ": none of its stages does"
-            hint = "end it with pg.stages.trim(engine), or put it into pg.samples(...)"
-            return Failure(UnsupportedOption(message, option="samples", hint=hint))
-        if options.max_new_tokens == 0 and engine_resolve is not None:
-            message = (
-                f"{shown(model.name)} generates at least one token: max_new_tokens=0 takes an"
-                " engine that takes token ids"
-            )
-            return Failure(UnsupportedOption(message, option="max_new_tokens"))
-        return check_support(job, model.capabilities, model.plugins)
-
-    return job.bind(supported)
+def _supported_by(model: Model, of_tokens: bool, job: ResolvedRequest) -> Slot[ResolvedRequest]:
+    """A request as the engine may be asked it; `of_tokens` is whether it takes token ids."""
+    options = job.options
+    if (options.samples or 1) > 1:
+        message = f"samples={options.samples} takes a pipe that puts them together"
+        message += ": none of its stages does"
+        hint = "end it with pg.stages.trim(engine), or put it into pg.samples(...)"
+        return Failure(UnsupportedOption(message, option="samples", hint=hint))
+    if options.max_new_tokens == 0 and not of_tokens:
+        message = (
+            f"{shown(model.name)} generates at least one token: max_new_tokens=0 takes an engine"
+            " that takes token ids"
+        )
+        return Failure(UnsupportedOption(message, option="max_new_tokens"))
+    return check_support(job, model.capabilities, model.plugins)
 
 
 def resolve_row(request: GenerationRequest, engine: TokenModel) -> Slot[ResolvedRequest]:

@@ -19,7 +19,7 @@ from collections.abc import Callable
 from returns.result import Failure, Success
 
 from pipegen.core.errors import InvalidRequest
-from pipegen.core.slots import Slot, is_ok
+from pipegen.core.slots import Slot
 from pipegen.template.control_tokens import ControlTokens
 from pipegen.template.untrusted import Conversation, Marks, Rewrite, rewrite_foreign
 
@@ -108,26 +108,25 @@ def chosen_render(
     Templates take the thoughts out of earlier answers. So where an answer's words are its only
     trouble, they may go without marks.
     """
-    hidden = write(rewrite_foreign(shaped, trust, mark))
-    plain = write(shaped)
-    if not is_ok(hidden):
+    marked, slot = write(rewrite_foreign(shaped, trust, mark)).value_or(None), write(shaped)
+    plain = slot.value_or(None)
+    if marked is None:
         message = (
             "the chat template fails if the characters of control tokens in this content are"
             " replaced, so pipegen cannot guard it"
         )
-        return Failure(InvalidRequest(message, hint=ALLOW) if is_ok(plain) else plain.failure())
-    marked = hidden.unwrap()
-    if is_ok(plain) and plain.unwrap() == marks.put_back(marked):
+        return Failure(slot.swap().value_or(InvalidRequest(message, hint=ALLOW)))
+    if plain is not None and plain == marks.put_back(marked):
         return Success(
-            (plain.unwrap(), Marks()) if hides_nothing(marked, marks, control) else (marked, marks)
+            (plain, Marks()) if hides_nothing(marked, marks, control) else (marked, marks)
         )
     zeros = write(
         rewrite_foreign(shaped, trust, lambda text, path: marks.harmless(mark(text, path)))
-    )
-    harmless = zeros.unwrap() if is_ok(zeros) else marked
-    passed_on = is_ok(zeros) and marks.harmless(marked) == harmless
-    if is_ok(plain) and _agrees(plain.unwrap(), harmless, marked if passed_on else None, control):
-        return Success((plain.unwrap(), Marks()))
+    ).value_or(None)
+    passed_on = zeros == marks.harmless(marked)
+    harmless, allowed = marked if zeros is None else zeros, marked if passed_on else None
+    if plain is not None and _agrees(plain, harmless, allowed, control):
+        return Success((plain, Marks()))
     if not passed_on:
         message = (
             "the chat template changes characters of control tokens in the content, so its own"
@@ -135,12 +134,9 @@ def chosen_render(
         )
         return Failure(InvalidRequest(message, hint=ALLOW))
     if any(message["role"] == "assistant" for message in shaped.messages):
-        answers = write(rewrite_foreign(shaped, trust | {"assistant"}, mark))
-        if (
-            is_ok(answers)
-            and control.pieces(answers.unwrap())[1::2] == control.pieces(marked)[1::2]
-        ):
-            return Success((answers.unwrap(), marks))
+        answers = write(rewrite_foreign(shaped, trust | {"assistant"}, mark)).value_or(None)
+        if answers is not None and control.pieces(answers)[1::2] == control.pieces(marked)[1::2]:
+            return Success((answers, marks))
     return Success((marked, marks))
 
 

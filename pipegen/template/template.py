@@ -25,6 +25,7 @@ from pipegen.core.slots import Slot
 from pipegen.engines.tokenizer import Renderer
 from pipegen.records.frozen import NOTHING, FrozenMapping, freeze, thaw
 from pipegen.records.options import ChatTemplateOptions
+from pipegen.template.untrusted import Conversation
 
 JsonObject: TypeAlias = dict[str, Any]
 """A message, a call or a tool as plain data."""
@@ -147,24 +148,28 @@ def _advice(renderer: Renderer, reason: str) -> str:
 
 def call_template(
     renderer: Renderer,
-    messages: Sequence[Mapping[str, Any]],
-    *,
-    tools: Sequence[Mapping[str, Any]] = (),
     template: str | None,
-    variables: Mapping[str, Any],
+    switches: Mapping[str, Any],
+    conversation: Conversation,
+    *,
     probes: bool = False,
 ) -> Slot[str]:
     """Call the template once; `TemplateFailed` with what it raised. With `probes` nothing is
     logged: a template may reject a probe.
 
+    switches: variables of the template; those of the conversation override them.
+
     >>> from pipegen.testing.fake import ToyRenderer
-    >>> call_template(
-    ...     ToyRenderer(raises=TypeError("no")), [], template=None, variables={}
-    ... ).failure().message
+    >>> renderer = ToyRenderer(raises=TypeError("no"))
+    >>> call_template(renderer, None, {}, Conversation([], [], {})).failure().message
     'the chat template raised TypeError: no'
     """
+    messages, tools, variables = conversation
+    variables = {**switches, **variables}
     return guard(
-        lambda: renderer.render(messages, tools=tools, template=template, variables=variables),
+        functools.partial(
+            renderer.render, messages, tools=tools, template=template, variables=variables
+        ),
         lambda raised: TemplateFailed(
             f"{author(renderer)} raised {raised.words}",
             incident=raised.incident,
@@ -192,14 +197,8 @@ class Template(NamedTuple):
         default no turn of the assistant is opened or continued.
         """
         ended = {"add_generation_prompt": False, "continue_final_message": False}
-        return call_template(
-            self.renderer,
-            messages,
-            tools=tools,
-            template=self.source,
-            variables={**ended, **thaw(self.variables), **more},
-            probes=True,
-        )
+        probe = Conversation([*messages], [*tools], {**thaw(self.variables), **more})
+        return call_template(self.renderer, self.source, ended, probe, probes=True)
 
     def write(
         self,

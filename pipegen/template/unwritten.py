@@ -64,8 +64,8 @@ def unwritten_words(
     if not doubts:
         return None
     rendered = write(shaped)
-    for doubt in doubts:
-        if is_ok(rendered) and rendered == write(doubt.changed):
+    for doubt in doubts if is_ok(rendered) else ():
+        if rendered == write(doubt.changed):
             writer = author(template.renderer)
             message = f"{writer} writes nothing of {doubt.path}: {doubt.why}"
             return TemplateFailed(message, hint=doubt.hint)
@@ -103,7 +103,7 @@ def _skips_parts(role: str, media: frozenset[str], template: Template) -> bool:
     texts = [{"type": "text", "text": word} for word in words]
     parts = [*({"type": kind} for kind in sorted(media)), *texts]
     slot = template.render(conversation(role, parts, template))
-    return is_ok(slot) and not all(word in slot.unwrap() for word in words)
+    return slot.map(lambda text: not all(word in text for word in words)).value_or(False)
 
 
 def _kinds_dropped(shaped: Conversation, template: Template) -> Iterator[_Doubt]:

@@ -79,7 +79,7 @@ def full(route: Route, **more: Any) -> GenerationOptions:
 
 def error_of(slot: Slot[GenerationResult]) -> GenerationError | None:
     """The error of a slot; None where it succeeded."""
-    return None if is_ok(slot) else slot.failure()
+    return slot.swap().value_or(None)
 
 
 def longest(route: Route) -> tuple[GenerationRequest, GenerationResult]:

@@ -152,7 +152,7 @@ def control_tokens_are_rejected_or_allowed_where_asked(route: Route) -> None:
         for rule in ways
     )
     expect(
-        not is_ok(rejected) and isinstance(rejected.failure(), InvalidRequest),
+        isinstance(error_of(rejected), InvalidRequest),
         f"control_tokens: {token!r} is not rejected where that was asked",
     )
     more, fewer = (result.prompt_token_ids.count(token_id) for result in answers([allowed, plain]))
@@ -280,7 +280,7 @@ def images_keep_to_the_budget(route: Route) -> None:
     if honours(route, "do_resize"):
         odd = run_one(drawn_image(67, 61, 0), do_resize=False)[0]
         expect(
-            not is_ok(odd) and isinstance(odd.failure(), BadImage),
+            isinstance(error_of(odd), BadImage),
             "do_resize: an image of 67x61 fits no grid, and is BadImage where nothing may be"
             f" resized, not {odd}",
         )

@@ -10,13 +10,13 @@ from itertools import pairwise
 from typing import Any
 
 from pipegen.core.errors import TemplateFailed
-from pipegen.core.slots import is_ok
 from pipegen.drivers.batch import run
 from pipegen.drivers.route import Route
 from pipegen.records.requests import TextGenerationRequest
 from pipegen.records.results import GenerationResult
 from pipegen.testing.ask import (
     answers,
+    error_of,
     expect,
     expect_same,
     greedy,
@@ -135,7 +135,7 @@ def _after(
     logprobs = True if honours(route, "logprobs") else None
     options = greedy(max_new_tokens=8, logprobs=logprobs, **more)
     slots = run(route, [result.then(WORDS) for result in turns], options)
-    if any(isinstance(slot.failure(), TemplateFailed) for slot in slots if not is_ok(slot)):
+    if any(isinstance(error_of(slot), TemplateFailed) for slot in slots):
         return None
     return answers(slots)
 

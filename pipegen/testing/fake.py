@@ -22,7 +22,7 @@ from immutabledict import immutabledict
 from returns.result import Failure, Success
 
 from pipegen.core.errors import BadImage, CallFailed, GenerationError
-from pipegen.core.slots import Slot, is_ok
+from pipegen.core.slots import Slot
 from pipegen.ending.stop_state import TokenFold
 from pipegen.engines.capabilities import ENGINES, Capabilities, Capability
 from pipegen.engines.plugin import Pluggable
@@ -190,12 +190,11 @@ class FakeEngine(Pluggable):
         if self.fault is not None and not isinstance(self.fault, CallFailed):
             raise self.fault
         slots = [self._made(encoded) for encoded in inputs]
-        for step in range(
-            max((len(slot.unwrap().token_ids) for slot in slots if is_ok(slot)), default=0)
-        ):
-            for row, slot in enumerate(slots):
-                if is_ok(slot) and step < len(slot.unwrap().token_ids):
-                    yield TokensMade(row=row, token_ids=slot.unwrap().token_ids[step : step + 1])
+        made = [slot.map(lambda raw: raw.token_ids).value_or(()) for slot in slots]
+        for step in range(max(map(len, made), default=0)):
+            for row, token_ids in enumerate(made):
+                if step < len(token_ids):
+                    yield TokensMade(row=row, token_ids=token_ids[step : step + 1])
             if self.fault is not None:
                 raise self.fault
         for row, slot in enumerate(slots):

@@ -13,7 +13,7 @@ import dataclasses
 import random
 from collections.abc import Sequence
 
-from pipegen.core.slots import Slot, is_ok
+from pipegen.core.slots import Slot, live
 from pipegen.records.options import DecodeOptions, GenerationOptions, StopOptions
 from pipegen.records.requests import GenerationRequest, TextGenerationRequest, VlmGenerationRequest
 from pipegen.records.results import GenerationResult
@@ -136,7 +136,7 @@ def report(
     compared = list(
         compare(dict(zip(ids, wanted, strict=True)), dict(zip(ids, found, strict=True)))
     )
-    finishes = sorted({slot.unwrap().finish.value for slot in wanted if is_ok(slot)})
-    failed = sum(not is_ok(slot) for slot in wanted)
+    finishes = sorted({result.finish.value for result in live(wanted)})
+    failed = len(wanted) - len(live(wanted))
     line = f"finishes: {', '.join(finishes)}" + (f"; failed on both: {failed}" if failed else "")
     return summary(compared), [row for row in compared if row.difference is not None], line

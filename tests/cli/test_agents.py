@@ -150,7 +150,10 @@ def test_the_backend_is_that_of_the_file(chat_file: Path) -> None:
             )
             for flags in (("--retry", "all"), ("--restart",), ("--grace", "3"))
         ),
-        (("--model", "m", "--overwrite"), "--overwrite: takes -o OUT or --sidecar too"),
+        *(
+            (("--model", "m", "--overwrite", *out), "--overwrite: takes a file as -o OUT, or")
+            for out in ((), ("-o", "-"))
+        ),
         (("--model", "m", "--backend", ""), "--backend: takes one of hf, .*not ''"),
         (
             ("--model", "m", "--backend", "vllm_chat"),

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 import pipegen as pg
+from pipegen.io.results_in import slots_in
 from pipegen.testing.fake import FakeEngine
 
 pa = pytest.importorskip("pyarrow")
@@ -72,6 +73,23 @@ def test_parquet_in_is_parquet_out_and_the_same_command_asks_nothing_twice(
     assert seen == ("aborted", None, "fake", list(b"Hello END of it"))
     assert json.loads(row["options"])["max_new_tokens"] == 512
     assert "3 finished before" in ran.err
+
+
+@pytest.mark.parametrize("suffix", [".parquet", ".jsonl"])
+def test_whole_numbers_that_pandas_made_floats_are_ids(
+    generate: Command, engine: FakeEngine, tmp_path: Path, suffix: str
+) -> None:
+    source, out = tmp_path / f"in{suffix}", tmp_path / f"out{suffix}"
+    ids = [3.0, None, 1.0]
+    if suffix == ".parquet":
+        parquet(source, id=ids, prompt=["c", "a", "b"])
+    else:
+        lines = [{"id": name, "prompt": "Hi"} for name in ids]
+        source.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    for _ in range(2):  # the second time every row was finished before
+        assert generate(source, "-o", out).code == 0
+        assert [str(name) for name, _ in slots_in(out)] == ["3", "2", "1"]
+    assert [encoded.request.id for encoded in asked_of(engine)] == ["1", "2", "3"]
 
 
 def test_columns_of_any_type_come_out_as_they_went_in(generate: Command, tmp_path: Path) -> None:

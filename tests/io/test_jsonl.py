@@ -455,6 +455,7 @@ def only(text: str | bytes) -> tuple[Any, Any]:
             "id takes a string that is not empty or a whole number, not True",
         ),
         ('{"prompt": "a", "id": ""}', "id takes a string that is not empty"),
+        ('{"prompt": "a", "id": 1.5}', "not 1.5"),
         # C1
         (
             '{"prompt": "a", "options": {"temprature": 1}}',
@@ -485,7 +486,15 @@ def test_blank_lines_are_left_out_but_counted_and_a_byte_order_mark_is_no_matter
     assert [(name, slot.unwrap().prompt) for name, slot in found] == [("1", "a"), ("4", "b")]
 
 
-@pytest.mark.parametrize(("given_id", "kept"), [('"x"', "x"), ("5", 5), ("null", "1")])
+def test_an_id_that_was_rounded_is_refused_and_the_hint_says_how_to_read_it() -> None:
+    _, slot = only('{"prompt": "a", "id": 9007199254740992.0}')
+    assert "not 9007199254740992.0" in slot.failure().message
+    assert 'dtype={"id": "Int64"}' in slot.failure().hint
+
+
+@pytest.mark.parametrize(
+    ("given_id", "kept"), [('"x"', "x"), ("5", 5), ("5.0", 5), ('"5.0"', "5.0"), ("null", "1")]
+)
 def test_an_id_is_given_back_as_it_stands_and_a_missing_one_is_the_line_number(
     given_id: str, kept: Any
 ) -> None:

@@ -107,7 +107,7 @@ def test_an_empty_answer_shows_the_prompt_and_nothing_else() -> None:
     result = pg.GenerationResult(
         text="", raw_text="", finish=pg.Finish.LENGTH, options=pg.GenerationOptions()
     )
-    row = module._row(pg.Success(result), reference).unwrap()
+    row = module._row(reference, result).unwrap()
     assert (row.empty, row.ids) == (True, reference.engine.eos_token_ids[:1])
     assert (
         module._row(pg.Success(result), pg.route(FakeEngine("", eos_tokens=())))

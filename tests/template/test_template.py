@@ -20,6 +20,7 @@ from pipegen.records.requests import TextGenerationRequest, VlmGenerationRequest
 from pipegen.records.results import ResolvedRequest
 from pipegen.stages.rendering import Rendered, render_row
 from pipegen.template import template as templates
+from pipegen.template.untrusted import Conversation
 from pipegen.testing.fake import ToyRenderer
 
 USERS_ONLY = (
@@ -236,7 +237,7 @@ def test_without_jinja_all_that_a_renderer_raises_is_traced(
 
     def error() -> TemplateFailed:
         renderer = ToyRenderer(raises=TemplateError("no"))
-        failed = templates.call_template(renderer, [], template=None, variables={}).failure()
+        failed = templates.call_template(renderer, None, {}, Conversation([], [], {})).failure()
         assert isinstance(failed, TemplateFailed)
         return failed
 

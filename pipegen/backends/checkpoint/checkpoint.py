@@ -31,6 +31,7 @@ from pipegen.backends.checkpoint.load_errors import (
 from pipegen.backends.checkpoint.locate import (
     EMBEDDED,
     ModelFiles,
+    check_revision,
     has_weights,
     instead_of,
     locate,
@@ -94,6 +95,7 @@ class Checkpoint:
     def __init__(self, load: ModelLoadConfig) -> None:
         self.load = load
         self.source = locate(str(load.model))
+        check_revision(load, self.source)
         self.lock = threading.RLock()
         """Held while a processor is loaded: images may be prepared side by side."""
 

@@ -16,7 +16,7 @@ from typing import Any
 from pipegen.backends.checkpoint.positions import Boundary, boundaries
 from pipegen.backends.checkpoint.tiny_model import BEYOND, VOCABULARY, write_shrunken
 from pipegen.core.errors import UnsupportedOption
-from pipegen.core.slots import Slot, is_ok
+from pipegen.core.slots import Slot, all_of
 from pipegen.records.options import GenerationOptions, resolve
 from pipegen.records.requests import TextGenerationRequest
 from pipegen.records.results import Encoded, Prompt
@@ -78,12 +78,12 @@ def _row(length: int) -> ScoreInput:
 
 def _worst(first: Slot[TokenScores], second: Slot[TokenScores]) -> float | None:
     """The largest difference of two scores of a row; None where an engine refuses it."""
-    if not is_ok(first) or not is_ok(second):
-        return None
-    return max(
-        abs(mine - theirs)
-        for mine, theirs in zip(first.unwrap().logprobs, second.unwrap().logprobs, strict=True)
-    )
+    return all_of((first, second)).map(_most_apart).value_or(None)
+
+
+def _most_apart(scores: Sequence[TokenScores]) -> float:
+    first, second = (score.logprobs for score in scores)
+    return max(abs(mine - theirs) for mine, theirs in zip(first, second, strict=True))
 
 
 def differs_beyond(text: Any, folder: Path, first: Score, second: Score) -> Differs | None:

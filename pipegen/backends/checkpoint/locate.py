@@ -73,6 +73,18 @@ def locate(model: str) -> str:
     return model
 
 
+def check_revision(load: ModelLoadConfig, source: str) -> None:
+    """Raise `InvalidField` where a folder is given a revision, which only a hub's model has. `main`
+    says nothing, and is what other programs give for any model.
+    """
+    if load.revision not in (None, "main") and Path(source).is_dir():
+        raise InvalidField(
+            f"ModelLoadConfig.revision: {os.fspath(load.model)!r} is"
+            f" {'the shipped model' if load.model == EMBEDDED else 'a folder'}, and only a model of"
+            " the hub has revisions; leave it out"
+        )
+
+
 def adapters_of(load: ModelLoadConfig) -> dict[str, str]:
     """The adapters of a configuration by their names; that of all requests has the empty name."""
     named = load.adapters if load.adapter is None else {"": load.adapter}

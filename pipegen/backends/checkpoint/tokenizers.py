@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from immutabledict import immutabledict
+from returns.result import Success
 
 from pipegen.backends.checkpoint.chat_jinja import rendering, reserved_by
 from pipegen.backends.checkpoint.locate import ModelFiles
@@ -31,7 +32,6 @@ from pipegen.backends.checkpoint.tokenizer_file import (
     tokenizer_in,
 )
 from pipegen.core.foreign_calls import attempt
-from pipegen.core.slots import is_ok
 from pipegen.template.template import assistant, call, result, tool
 
 _BLANK = " \t\n\v\f\r▁"
@@ -447,7 +447,7 @@ def _writes(renderer: HFRenderer) -> tuple[Any, ...]:
     )
     return (
         renderer.templates,
-        *(text.unwrap() if is_ok(text) else repr(text.failure()) for text in texts),
+        *(text.lash(lambda error: Success(repr(error))).unwrap() for text in texts),
     )
 
 

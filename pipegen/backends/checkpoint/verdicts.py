@@ -29,7 +29,6 @@ from typing import Any, TypeVar
 
 from pipegen.core.distribution import version
 from pipegen.core.foreign_calls import attempt
-from pipegen.core.slots import is_ok
 
 _LARGEST = 4096
 """No verdict has more bytes."""
@@ -131,8 +130,7 @@ class KeptFacts:
         """What is kept is about these files; None where nothing is kept."""
         if self._identity_of is None:
             return None
-        identity = attempt(self._identity_of)
-        return identity.unwrap() if is_ok(identity) else None
+        return attempt(self._identity_of).value_or(None)
 
     @cached_property
     def _known(self) -> dict[str, Any]:

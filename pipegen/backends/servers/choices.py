@@ -4,7 +4,7 @@
 >>> request = ServerRequest(options=resolve(GenerationOptions()))
 >>> answer = {"choices": [{"token_ids": [5], "finish_reason": "stop", "matched_stop": 7}]}
 >>> read = pieces(answer, lambda choice: read_choice(choice, answer, request))
->>> (completion,) = whole(read).unwrap()
+>>> (completion,) = read.bind(whole).unwrap()
 >>> completion.token_ids, completion.finish, completion.stop
 ((5,), 'stop', 7)
 """
@@ -57,15 +57,13 @@ def pieces(answer: object, read: Read, *, event: bool = False) -> Slot[tuple[Com
     return read(choices[0]).map(lambda completion: (completion,))
 
 
-def whole(completions: Slot[tuple[Completion, ...]]) -> Slot[tuple[Completion, ...]]:
+def whole(completions: tuple[Completion, ...]) -> Slot[tuple[Completion, ...]]:
     """The completion of a whole answer: there is one, and the server says how it ended."""
-    if not is_ok(completions):
-        return completions
-    if not completions.unwrap():
+    if not completions:
         return malformed("the answer holds choices [], and 1 were asked")
-    if completions.unwrap()[0].finish is None:
+    if completions[0].finish is None:
         return malformed("a choice of the answer has no finish_reason")
-    return completions
+    return Success(completions)
 
 
 def read_choice(

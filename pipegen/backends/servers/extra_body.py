@@ -7,7 +7,7 @@ nearly the name of an option is refused.
 >>> from pipegen.backends.servers.wire import Facts, WireRequest
 >>> request = WireRequest(path="/generate", body={"input_ids": [1], "lora": "a"})
 >>> facts = Facts(fields={"/generate": frozenset({"input_ids", "lora_path"})})
->>> unknown_field({"lora": "a"}, request, facts).message
+>>> with_known_fields({"lora": "a"}, facts, request).failure().message
 "extra_body.lora: the server's /generate has no such field; did you mean 'lora_path'?"
 
 `extra_body` of chat completions: what no server may be sent.
@@ -21,10 +21,13 @@ from __future__ import annotations
 import functools
 from collections.abc import Collection, Mapping
 
+from returns.result import Failure, Success
+
 from pipegen.answer.split_thought import thinking_beside_form
 from pipegen.backends.servers.wire import Facts, WireRequest
 from pipegen.core.errors import UnsupportedOption
 from pipegen.core.names import CLOSE, nearest
+from pipegen.core.slots import Slot
 from pipegen.records.option_table import OPTIONS, server_fields
 from pipegen.records.options import GenerationOptions
 
@@ -87,10 +90,10 @@ def unthought_form(
     return thinking_beside_form(options) if True in asked else None
 
 
-def unknown_field(
-    extra_body: Mapping[str, object], request: WireRequest, facts: Facts
-) -> UnsupportedOption | None:
-    """The field of `extra_body` in this request that the server does not have, if there is one."""
+def with_known_fields(
+    extra_body: Mapping[str, object], facts: Facts, request: WireRequest
+) -> Slot[WireRequest]:
+    """The request, where the server has each field of `extra_body` that is in it."""
     fields = facts.fields.get(request.path)
     for name in extra_body:
         if name not in (request.body or {}) or (fields is not None and name in fields):
@@ -104,8 +107,9 @@ def unknown_field(
             else f"the server's {request.path} has no such field"
         )
         words = f"extra_body.{name}: {where}{near}"
-        return UnsupportedOption(words, option=name, hint="correct the name, or leave it out")
-    return None
+        error = UnsupportedOption(words, option=name, hint="correct the name, or leave it out")
+        return Failure(error)
+    return Success(request)
 
 
 @functools.lru_cache(maxsize=256)

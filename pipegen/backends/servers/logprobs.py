@@ -18,7 +18,7 @@ from typing import Any
 from returns.result import Success
 
 from pipegen.backends.servers.reading import malformed
-from pipegen.backends.servers.wire import Scores, ServerRequest
+from pipegen.backends.servers.wire import Score, Scores, ServerRequest
 from pipegen.core.slots import Slot, all_of
 from pipegen.records.results import TokenLogprob, margin_of
 from pipegen.records.scores import ScoreInput, TokenScores
@@ -309,7 +309,7 @@ def scores_in(
     """Each of these tokens' own log probability, the likeliest token there with its own, and so many
     of the likeliest; what stands for minus infinity is that.
     """
-    scores: list[tuple[float, tuple[int, float], tuple[tuple[int, float], ...]]] = []
+    scores: list[Score] = []
     for place, (token, (token_value, candidates)) in enumerate(zip(token_ids, pairs, strict=True)):
         numbers = all(
             type(value) in (int, float) and value <= sys.float_info.max

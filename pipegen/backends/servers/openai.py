@@ -69,7 +69,8 @@ def _known_fields(
 
 def from_wire(answer: Any, ask: ServerRequest) -> Slot[tuple[Completion, ...]]:
     """The completions of a whole answer."""
-    return whole(pieces(answer, lambda choice: _completion(choice, answer, ask, 0, "message")))
+    read = pieces(answer, lambda choice: _completion(choice, answer, ask, 0, "message"))
+    return read.bind(whole)
 
 
 def from_event(event: Any, ask: ServerRequest, seen: int) -> Slot[tuple[Completion, ...]]:

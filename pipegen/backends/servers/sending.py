@@ -42,7 +42,7 @@ from pipegen.backends.http.transport import (
     Transport,
     body_of,
 )
-from pipegen.backends.servers.extra_body import unknown_field
+from pipegen.backends.servers.extra_body import with_known_fields
 from pipegen.backends.servers.facts import LOOK_UP_SECONDS, Directory
 from pipegen.backends.servers.finishes import error_within
 from pipegen.backends.servers.reading import json_of, malformed
@@ -164,10 +164,9 @@ class Sender:
     def request(self, ask: ServerRequest, facts: Facts) -> Slot[WireRequest]:
         """The request as it is sent. A field of `extra_body` that the server lacks is refused."""
         wire_request = self.wire.to_wire(ask, facts)
-        if not ask.extra_body or not is_ok(wire_request):
+        if not ask.extra_body:
             return wire_request
-        refusal = unknown_field(ask.extra_body, wire_request.unwrap(), facts)
-        return wire_request if refusal is None else Failure(refusal)
+        return wire_request.bind(functools.partial(with_known_fields, ask.extra_body, facts))
 
     def _model_by(self, facts: Facts) -> Slot[str | None]:
         """The name that the server knows the model by; None where it could not be found out, which

@@ -196,7 +196,7 @@ def from_wire(answer: object, ask: ServerRequest) -> Slot[tuple[Completion, ...]
     items = answer if isinstance(answer, list) else [answer]
     if len(items) != 1:
         return malformed(f"the answer holds {len(items)} completions, and 1 was asked")
-    return whole(from_event(items[0], ask, 0))
+    return from_event(items[0], ask, 0).bind(whole)
 
 
 def from_event(event: object, ask: ServerRequest, seen: int) -> Slot[tuple[Completion, ...]]:

@@ -325,7 +325,7 @@ def from_wire(answer: Any, ask: ServerRequest) -> Slot[tuple[Completion, ...]]:
     """
     if ask.resized and ask.features is None:
         return read_features(answer, ask)
-    return whole(pieces(answer, lambda choice: _completion(choice, answer, ask, 0)))
+    return pieces(answer, lambda choice: _completion(choice, answer, ask, 0)).bind(whole)
 
 
 def from_event(event: Any, ask: ServerRequest, seen: int) -> Slot[tuple[Completion, ...]]:

@@ -26,10 +26,11 @@ from pipegen.records.results import PreparedImage, TokenLogprob
 
 P = ParamSpec("P")
 R = TypeVar("R")
-Scores: TypeAlias = tuple[tuple[float, tuple[int, float], tuple[tuple[int, float], ...]], ...]
-"""Of each scored token its log probability, the likeliest token there with its own, and as many of
-the likeliest as were asked for.
+Score: TypeAlias = tuple[float, tuple[int, float], tuple[tuple[int, float], ...]]
+"""Of a scored token its log probability, the likeliest token there with its own, and as many of the
+likeliest as were asked for.
 """
+Scores: TypeAlias = tuple[Score, ...]
 
 
 class ServerRequest(NamedTuple):

@@ -14,7 +14,10 @@ import pytest
 pytest.importorskip("transformers")
 
 from pipegen import embedded
+from pipegen.backends.checkpoint.checkpoint import Checkpoint
 from pipegen.backends.checkpoint.locate import ModelFiles
+from pipegen.engines.settings import ModelLoadConfig
+from pipegen.records.fields import InvalidField
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 REVISIONS = ("", COMMIT, "main")
@@ -82,6 +85,15 @@ def test_a_model_that_is_not_here_is_refused_in_the_same_words(starts: Any) -> N
     error, words = starts[0]["other"]
     assert error == "CallFailed"
     assert "'owner/other': the model is not on this machine, and the hub is not asked" in words
+
+
+def test_a_revision_of_a_folder_is_refused_but_the_one_that_others_give_for_any_model(
+    tmp_path: Path,
+) -> None:
+    for model, words in ((tmp_path, "is a folder"), ("embedded", "is the shipped model")):
+        with pytest.raises(InvalidField, match=rf"\.revision: .* {words}, .*leave it out"):
+            Checkpoint(ModelLoadConfig(model=model, revision="v1"))
+        assert Checkpoint(ModelLoadConfig(model=model, revision="main")).load.revision == "main"
 
 
 def test_a_file_that_a_folder_lacks_is_none_or_refused(tmp_path: Path) -> None:

@@ -8,10 +8,11 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from returns.result import Success
 from support.loopback import JsonHandler, Loopback
 
 import pipegen as pg
-from pipegen.backends.servers.extra_body import schema_fields, unknown_field
+from pipegen.backends.servers.extra_body import schema_fields, with_known_fields
 from pipegen.backends.servers.wire import Facts, WireRequest
 
 pytest.importorskip("aiohttp")
@@ -128,7 +129,8 @@ def test_a_request_that_no_field_was_merged_into_is_no_question_of_fields() -> N
     rendering = WireRequest(path="/render", body={"messages": []})
     taken_away = WireRequest(path=GENERATE, body={"input_ids": [1]})
     for request in (rendering, taken_away):
-        assert unknown_field({"lora": "a", "top": None}, request, facts) is None
+        body = {"lora": "a", "top": None}
+        assert with_known_fields(body, facts, request) == Success(request)
 
 
 def test_the_fields_are_those_of_the_paths_that_are_asked() -> None:
