@@ -18,6 +18,8 @@ from immutabledict import immutabledict
 from returns.result import Failure
 
 from pipegen.backends.checkpoint import image_processors as processors
+from pipegen.backends.checkpoint.families import family_of
+from pipegen.backends.checkpoint.file_config import FileConfig, config_in
 from pipegen.backends.checkpoint.file_digests import identity_of
 from pipegen.backends.checkpoint.kept_facts import KeptFacts
 from pipegen.backends.checkpoint.load_errors import (
@@ -163,9 +165,22 @@ class Checkpoint:
             return AutoConfig.from_pretrained(self.source, **self._where)
 
     @cached_property
+    def described(self) -> Any:
+        """The configuration as far as facts are read from it: that of the file where it has all of
+        them, else as transformers reads it.
+        """
+
+        def by_file() -> FileConfig | None:
+            entries = cached_json(self.source, "config.json", self.load.revision)
+            return config_in(entries, ends=self.generation_config.get("eos_token_id") is not None)
+
+        found = attempt(by_file).value_or(None)  # what is not in order raises in transformers, too
+        return self.config if found is None or self.load.trust_remote_code else found
+
+    @cached_property
     def model_type(self) -> str:
         """The architecture, as transformers names it."""
-        return self.fact("model_type", lambda: str(self.config.model_type))
+        return self.fact("model_type", lambda: str(self.described.model_type))
 
     @cached_property
     def is_vision_model(self) -> bool:
@@ -173,15 +188,16 @@ class Checkpoint:
         return self.fact("is_vision_model", self._takes_images_by_type)
 
     def _takes_images_by_type(self) -> bool:
+        described = self.described
+        if "AutoModelForImageTextToText" in (getattr(described, "auto_map", None) or {}):
+            return True
+        if isinstance(described, FileConfig):
+            return bool(family_of(described.model_type).video_processor)
         from transformers.models.auto.modeling_auto import (
             MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
         )
 
-        remote = getattr(self.config, "auto_map", None) or {}
-        return (
-            self.config.model_type in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
-            or "AutoModelForImageTextToText" in remote
-        )
+        return described.model_type in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
 
     @cached_property
     def takes_images(self) -> bool:
@@ -255,11 +271,11 @@ class Checkpoint:
         return tuple(self.fact("eos_token_ids", self._end_tokens))
 
     def _end_tokens(self) -> list[int]:  # an id of 0 counts as any other
-        text = self.config.get_text_config()
+        text = self.described.get_text_config()
         candidates = (
             self.generation_config.get("eos_token_id"),
             getattr(text, "eos_token_id", None),
-            getattr(self.config, "eos_token_id", None),
+            getattr(self.described, "eos_token_id", None),
         )
         value = next(
             (ids for ids in (*candidates, self.tokenizer.source.eos_token_id) if ids is not None),
@@ -289,12 +305,12 @@ class Checkpoint:
     def _ids_taken(self) -> int | None:
         sizes = (
             getattr(config, "vocab_size", None)
-            for config in (self.config.get_text_config(), self.config)
+            for config in (self.described.get_text_config(), self.described)
         )
         size = next((size for size in sizes if isinstance(size, int) and size > 0), None)
         if size is None:
             return None
-        size += getattr(self.config, "additional_vocab_size", 0) or 0
+        size += getattr(self.described, "additional_vocab_size", 0) or 0
         pieces = (self.image_token_id, self.videos.token_id)
         return max(size, *(1 + token_id for token_id in pieces if token_id is not None), 0)
 
@@ -341,8 +357,8 @@ class Checkpoint:
         return self.fact("dtype", self._dtype_named)
 
     def _dtype_named(self) -> str:
-        named = dtype_of(getattr(self.config, "dtype", None)) or dtype_of(
-            getattr(self.config.get_text_config(), "dtype", None)
+        named = dtype_of(getattr(self.described, "dtype", None)) or dtype_of(
+            getattr(self.described.get_text_config(), "dtype", None)
         )
         return named or dtype_of(stored_dtype(self.source, self.load.revision)) or "float32"
 
@@ -365,7 +381,7 @@ class Checkpoint:
             self.source,
             hint="correct max_position_embeddings, or the scaling of rope, in its config.json",
         ):
-            positions = positions_of(self.config.get_text_config())
+            positions = positions_of(self.described.get_text_config())
             if positions.context_length is not None and positions.context_length < 1:
                 raise ValueError(f"it has {positions.context_length} positions")
         return asdict(positions)
@@ -434,9 +450,9 @@ class Checkpoint:
             "image_token_id",
             lambda: next(
                 (
-                    int(getattr(self.config, name))
+                    int(getattr(self.described, name))
                     for name in names
-                    if isinstance(getattr(self.config, name, None), int)
+                    if isinstance(getattr(self.described, name, None), int)
                 ),
                 None,
             ),
@@ -451,7 +467,11 @@ class Checkpoint:
         """The processor's where it has sizes of its own, else the model's."""
         if self.image_token_id is None:
             return None
-        native = not self.no_processor_because and self.image_spec.kind == "native"
+        native = (
+            not self._is_grid
+            and not self.no_processor_because
+            and self.image_spec.kind == "native"
+        )
         image_token = getattr(self.processor, "image_token", None) if native else None
         with loading(
             self.load,
@@ -469,6 +489,19 @@ class Checkpoint:
                 )
                 raise ValueError(f"{reason}: they belong to different models")
         return token
+
+    @property
+    def _is_grid(self) -> bool:
+        """Whether the files name a processor without sizes of its own."""
+        if not isinstance(self.described, FileConfig):
+            return False
+        own, whole = (
+            cached_json(self.source, name, self.load.revision)
+            for name in ("preprocessor_config.json", "processor_config.json")
+        )
+        named = str(own.get("image_processor_type")).removesuffix("Fast")
+        more = "auto_map" in own or "image_processor" in whole
+        return named in processors.GRID_PROCESSORS and not more
 
     @cached_property
     def framed_image_placeholder(self) -> str | None:

@@ -50,6 +50,10 @@ class CheckpointInMemory(Checkpoint):
     def config(self) -> Any:
         return self.model.config
 
+    @property
+    def described(self) -> Any:
+        return self.config
+
     @cached_property
     def generation_config(self) -> immutabledict[str, Any]:
         config = getattr(self.model, "generation_config", None)

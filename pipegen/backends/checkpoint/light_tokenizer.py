@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from pipegen.backends.checkpoint.chat_jinja import RENDERING, render, rendering
-from pipegen.backends.checkpoint.tokenizer_file import parts, tokenizer_in
+from pipegen.backends.checkpoint.tokenizer_file import added_states, parts, tokenizer_in
 from pipegen.backends.checkpoint.verdicts import keep, kept
 
 _CHECK, _PACKAGES = "tokenizer", (*RENDERING, "mistral-common", "sentencepiece", "tiktoken")
@@ -29,14 +29,14 @@ _FIELDS = {"special", "begins", "added", *_IDS}
 
 
 class LightTokenizer:
-    """What pipegen needs of a tokenizer of transformers, made of a file by its recipe."""
+    """What pipegen needs of a tokenizer of transformers, made of that of the file by its recipe."""
 
     is_fast = True
 
-    def __init__(self, file: Path, recipe: Mapping[str, Any]) -> None:
+    def __init__(self, tokenizer: Any, recipe: Mapping[str, Any]) -> None:
         from tokenizers import AddedToken
 
-        self.backend_tokenizer: Any = tokenizer_in(file)
+        self.backend_tokenizer = tokenizer
         for state in recipe["added"]:
             self.backend_tokenizer.add_tokens([AddedToken(**state)])
         self.special_tokens_map: Mapping[str, str] = recipe["special"]
@@ -101,19 +101,14 @@ def recipe_of(raw: Any, file: Path, reference: Any) -> Mapping[str, Any] | None:
         "added": _changed(reference, loaded),
         **{name: getattr(raw, name) for name in _IDS},
     }
-    made = LightTokenizer(file, recipe).backend_tokenizer
+    made = LightTokenizer(tokenizer_in(file), recipe).backend_tokenizer
     return recipe if _whole(made) == _whole(loaded) else None
 
 
 def _changed(reference: Any, loaded: Any) -> list[Mapping[str, Any]]:
     """The added tokens that are not as the file has them."""
-    own = _added(reference)
-    return [state for token_id, state in _added(loaded).items() if own.get(token_id) != state]
-
-
-def _added(tokenizer: Any) -> dict[int, Mapping[str, Any]]:
-    tokens = tokenizer.get_added_tokens_decoder()
-    return {token_id: tokens[token_id].__getstate__() for token_id in sorted(tokens)}
+    own = added_states(reference)
+    return [state for token_id, state in added_states(loaded).items() if own.get(token_id) != state]
 
 
 def _whole(tokenizer: Any) -> tuple[Any, ...]:
@@ -124,7 +119,7 @@ def _whole(tokenizer: Any) -> tuple[Any, ...]:
     return (
         splits,
         "ByteLevel" if (decoder or {}).get("type") == "ByteLevel" else decoder,
-        _added(tokenizer),
+        added_states(tokenizer),
         tokenizer.encode_special_tokens,
         {name: value or None for name, value in json.loads(tokenizer.model.__getstate__()).items()},
     )

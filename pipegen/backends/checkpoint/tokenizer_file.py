@@ -135,6 +135,12 @@ def tokenizer_in(file: Path) -> Any:
     return tokenizer
 
 
+def added_states(tokenizer: Any) -> dict[int, Mapping[str, Any]]:
+    """The added tokens by their ids, each with its flags."""
+    tokens = tokenizer.get_added_tokens_decoder()
+    return {token_id: tokens[token_id].__getstate__() for token_id in sorted(tokens)}
+
+
 def parts(tokenizer: Any, *names: str) -> list[Any]:
     """These parts of a tokenizer as plain data, without what bears on offsets only."""
 

@@ -19,7 +19,7 @@ from typing import Any
 
 from immutabledict import immutabledict
 
-from pipegen.backends.checkpoint.chat_jinja import rendering, reserved_by
+from pipegen.backends.checkpoint.chat_jinja import is_read, rendering, reserved_by
 from pipegen.backends.checkpoint.light_tokenizer import (
     LightTokenizer,
     keep_recipe,
@@ -27,11 +27,13 @@ from pipegen.backends.checkpoint.light_tokenizer import (
     recipe_of,
 )
 from pipegen.backends.checkpoint.locate import cached, cached_json
+from pipegen.backends.checkpoint.tokenizer_classes import light_tokenizer
 from pipegen.backends.checkpoint.tokenizer_file import (
     parts_alone,
     require_file_ids,
     tokenizer_in,
 )
+from pipegen.backends.checkpoint.verdicts import installed
 from pipegen.core.foreign_calls import attempt
 from pipegen.core.slots import is_ok
 from pipegen.template.template import assistant, call, result, tool
@@ -403,11 +405,10 @@ def load_tokenizer(
             path_or_name, revision=revision, trust_remote_code=trust_remote_code
         )
 
-    recipe = recipe_for(model)
-    if file is not None and recipe is not None:
-        light = LightTokenizer(file, recipe)
-        tokenizer = HFTokenizer(light, by_transformers)
-        return tokenizer, renderer(light, _written_templates(file.parent, config))
+    light = None if file is None or model is None else _light(path_or_name, revision, file, model)
+    if file is not None and light is not None:
+        templates = _written_templates(file.parent, config)
+        return HFTokenizer(light, by_transformers), renderer(light, templates)
     raw = by_transformers()
     tokenizer, loaded = HFTokenizer(raw), renderer(raw, raw.chat_template)
     if file is not None:
@@ -415,10 +416,39 @@ def load_tokenizer(
         require_file_ids(raw, reference, config, path_or_name)
         recipe = None if model is None else recipe_of(raw, file, reference)
         if model is not None and recipe is not None:
-            read = renderer(LightTokenizer(file, recipe), _written_templates(file.parent, config))
+            light = LightTokenizer(reference, recipe)
+            read = renderer(light, _written_templates(file.parent, config))
             if _writes(read) == _writes(loaded):
                 keep_recipe(model, recipe)
     return tokenizer, loaded
+
+
+def _light(source: str, revision: str | None, file: Path, model: str) -> LightTokenizer | None:
+    """The tokenizer by its files, else by the recipe that is kept; None where transformers has to
+    read it.
+    """
+
+    def by_files() -> LightTokenizer | None:
+        from tokenizers import Tokenizer
+
+        def read(name: str) -> Any:
+            return cached_json(source, name, revision)
+
+        settings, config = read("tokenizer_config.json"), read("config.json")
+        special = {} if "added_tokens_decoder" in settings else read("special_tokens_map.json")
+        more = {} if "added_tokens_decoder" in settings else read("added_tokens.json")
+        tekken = installed("mistral-common") and cached(source, "tekken.json", revision)
+        named = config.get("tokenizer_class") or config.get("model_name")
+        if more or tekken or named or not is_read():
+            return None
+        tokenizer = Tokenizer.from_file(str(file))
+        return light_tokenizer(tokenizer, settings, special, config["model_type"])
+
+    found = attempt(by_files)  # files that are not in order raise in transformers, too
+    if is_ok(found) and found.unwrap() is not None:
+        return found.unwrap()
+    recipe = recipe_for(model)
+    return None if recipe is None else LightTokenizer(tokenizer_in(file), recipe)
 
 
 _TALKS: Sequence[Sequence[Mapping[str, Any]]] = [
