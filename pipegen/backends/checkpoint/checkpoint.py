@@ -468,9 +468,7 @@ class Checkpoint:
         if self.image_token_id is None:
             return None
         native = (
-            not self._is_grid
-            and not self.no_processor_because
-            and self.image_spec.kind == "native"
+            not self._is_grid and not self.no_processor_because and self.image_spec.kind == "native"
         )
         image_token = getattr(self.processor, "image_token", None) if native else None
         with loading(

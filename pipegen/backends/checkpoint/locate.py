@@ -176,6 +176,17 @@ def cached_json(source: str, name: str, revision: str | None = None) -> Any:
     return {} if path is None else json.loads(path.read_text(encoding="utf-8"))
 
 
+def fetch_templates(source: str, revision: str | None = None) -> None:
+    """Bring the chat templates of a hub's model here that are files of their own. Where the hub is
+    not asked, those that are here are all.
+    """
+    if not Path(source).is_dir():
+        from huggingface_hub import snapshot_download
+
+        patterns = ["chat_template.jinja", "additional_chat_templates/*.jinja"]
+        snapshot_download(source, revision=revision, allow_patterns=patterns)
+
+
 def has_weights(folder: Path) -> bool:
     """Whether the model's weights are in the folder, and not only its tokenizer and
     configuration.

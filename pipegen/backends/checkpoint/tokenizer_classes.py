@@ -30,9 +30,18 @@ WHOLE = ""
 """Stands for the class that takes a file whole."""
 _WHOLE = ("TokenizersBackend", "PreTrainedTokenizer", "PreTrainedTokenizerFast")
 _PARTS = ("normalizer", "pre_tokenizer", "decoder")
+_IDS = ("bos_token", "eos_token", "pad_token")
 _MISNAMED = ("qwen2",)
 """Families whose own class may be taken in the place of the one that is named."""
-_NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+_NAMED = (
+    "bos_token",
+    "eos_token",
+    "unk_token",
+    "sep_token",
+    "pad_token",
+    "cls_token",
+    "mask_token",
+)
 """The special tokens that any tokenizer may have, in the order in which they are added."""
 _ENTRIES = ("unk_token", "continuing_subword_prefix", "end_of_word_suffix", "dropout")
 _SWITCHES = ("fuse_unk", "byte_fallback", "ignore_merges")
@@ -53,7 +62,7 @@ class Making(NamedTuple):
     """Whether its model has the token for unknown words."""
     adds: Literal["once", "as text", "as given"] = "once"
     """How it adds its special tokens a second time."""
-    unless: Mapping[str, bool] = immutabledict()
+    unless: Mapping[str, bool | None] = immutabledict()
     """Settings by which it makes something else."""
 
 
@@ -98,6 +107,7 @@ MAKINGS: Mapping[str, Making] = {
         None,
         _bytes(use_regex=True),
         _BYTE_LEVEL,
+        unless={"add_prefix_space": None},
     ),
     "CohereTokenizer": Making(
         {
@@ -111,6 +121,7 @@ MAKINGS: Mapping[str, Making] = {
         ),
         _BYTE_LEVEL,
         adds="as given",
+        unless={"add_prefix_space": None},
     ),
     "GemmaTokenizer": Making(
         {f"{name}_token": f"<{name}>" for name in ("unk", "bos", "eos", "pad", "mask")},
@@ -197,8 +208,8 @@ def light_tokenizer(
     if first is None or any(other != first for other in others):
         return None
     special, added = first
-    ids = {f"{name}_id": special.get(name) for name in _NAMED}
-    ids = {name: token and tokenizer.token_to_id(token) for name, token in ids.items()}
+    places = {state["content"]: place for place, state in added.items()}
+    ids = {f"{name}_id": places.get(special.get(name, "")) for name in _IDS}
     bos = ids["bos_token_id"]
     begins = bos is not None and tokenizer.encode("a").ids[:1] == [bos]
     own = added_states(tokenizer)
@@ -298,7 +309,7 @@ def _makes(making: Making, tokenizer: Any, settings: Mapping[str, Any], unknown:
     entries = [getattr(model, name) or None for name in _ENTRIES]
     return (
         type(model).__name__ == "BPE"
-        and all(settings.get(name) is not value for name, value in making.unless.items())
+        and all(settings.get(name, ...) is not value for name, value in making.unless.items())
         and entries == [unknown if making.names_unknown else None, None, None, None]
         and {name for name in _SWITCHES if getattr(model, name)} == {*making.switches}
         and splits == [making.normalizer, making.pre_tokenizer]

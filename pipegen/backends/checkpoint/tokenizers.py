@@ -26,7 +26,7 @@ from pipegen.backends.checkpoint.light_tokenizer import (
     recipe_for,
     recipe_of,
 )
-from pipegen.backends.checkpoint.locate import cached, cached_json
+from pipegen.backends.checkpoint.locate import cached, cached_json, fetch_templates
 from pipegen.backends.checkpoint.tokenizer_classes import light_tokenizer
 from pipegen.backends.checkpoint.tokenizer_file import (
     parts_alone,
@@ -434,6 +434,7 @@ def _light(source: str, revision: str | None, file: Path, model: str) -> LightTo
         def read(name: str) -> Any:
             return cached_json(source, name, revision)
 
+        fetch_templates(source, revision)
         settings, config = read("tokenizer_config.json"), read("config.json")
         special = {} if "added_tokens_decoder" in settings else read("special_tokens_map.json")
         more = {} if "added_tokens_decoder" in settings else read("added_tokens.json")
