@@ -41,7 +41,7 @@ ROOMS = (
 )
 """Each imports only itself and those before it."""
 BUDGETS = {
-    "backends": 130_950,
+    "backends": 134_900,
     "cli": 41_700,
     "records": 39_050,
     "report": 32_350,

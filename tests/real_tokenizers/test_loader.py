@@ -13,6 +13,7 @@ import pytest
 from pairs import FOLDER, TOKENIZERS
 from tokenizers import Tokenizer as Rust
 
+from pipegen.backends.checkpoint import tokenizers as loader
 from pipegen.backends.checkpoint.light_tokenizer import LightTokenizer
 from pipegen.backends.checkpoint.tokenizer_file import added_states
 from pipegen.backends.checkpoint.tokenizers import load_tokenizer
@@ -49,16 +50,30 @@ LOADED_OTHERWISE = {
 
 
 FIRST_START = {  # the family in config.json, of those that are read by their files alone
-    **{name: "llama" for name in ("aquila", "deepseek_coder", "deepseek_llm")},
-    **{name: "llama" for name in ("llama3", "llama3_1", "llama3_2")},
-    **{"qwen1_5": "qwen2", "qwen2_5": "qwen2", "qwen3": "qwen3", "mistral_nemo": "mistral"},
-    **{"gemma2": "gemma2", "gemma3": "gemma3_text", "command_r_plus": "cohere"},
-    **{"aya_expanse": "cohere2", "gpt2": "gpt2", "refact": "gpt2", "starcoder": "starcoder2"},
-    **{"falcon": "falcon", "gpt_neox": "gpt_neox", "phi_3": "phi3"},
+    **dict.fromkeys(("aquila", "deepseek_coder", "deepseek_llm"), "llama"),
+    **dict.fromkeys(("llama3", "llama3_1", "llama3_2"), "llama"),
+    "qwen1_5": "qwen2",
+    "qwen2_5": "qwen2",
+    "qwen3": "qwen3",
+    "mistral_nemo": "mistral",
+    "gemma2": "gemma2",
+    "gemma3": "gemma3_text",
+    "command_r_plus": "cohere",
+    "aya_expanse": "cohere2",
+    "gpt2": "gpt2",
+    "refact": "gpt2",
+    "starcoder": "starcoder2",
+    "falcon": "falcon",
+    "gpt_neox": "gpt_neox",
+    "phi_3": "phi3",
 }
 LATER = {  # read by transformers first: classes and families that are not known, and code
-    **{"claude": "gpt2", "gpt35turbo": "gpt2", "text_davinci003": "gpt2", "chatglm3": "glm"},
-    **{"bert_bge": "bert", "nomic_bert_moe": "xlm-roberta"},
+    "claude": "gpt2",
+    "gpt35turbo": "gpt2",
+    "text_davinci003": "gpt2",
+    "chatglm3": "glm",
+    "bert_bge": "bert",
+    "nomic_bert_moe": "xlm-roberta",
 }
 OTHERS = {"baichuan2": "llama", "internlm2": "llama", "gemma": "gemma", **LOADED_OTHERWISE}
 """What transformers cannot load, or loads otherwise than the file."""
@@ -130,13 +145,7 @@ def test_files_alone_give_what_transformers_gives(
     bos = raw.bos_token_id
     assert (source("a")["input_ids"][:1] == [bos]) == (raw("a")["input_ids"][:1] == [bos])
     assert read.templates == rendered.templates
-    talk = [{"role": "user", "content": "Hi"}]
-    for template in read.templates:
-        texts = [
-            renderer.render(talk, tools=(), template=template, variables={})
-            for renderer in (rendered, read)
-        ]
-        assert texts[0] == texts[1]
+    assert loader._writes(read) == loader._writes(rendered)
 
 
 @pytest.mark.parametrize(("name", "model_type"), LATER.items())

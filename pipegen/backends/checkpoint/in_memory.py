@@ -50,7 +50,7 @@ class CheckpointInMemory(Checkpoint):
     def config(self) -> Any:
         return self.model.config
 
-    @property
+    @cached_property
     def described(self) -> Any:
         return self.config
 

@@ -1,10 +1,11 @@
 """A tokenizer read from its `tokenizer.json` alone, where transformers makes the same of the files.
 
-transformers may take a class for a checkpoint that changes what the file says. So what it loads is
-compared with the file, whole, once: the model, how text is split and joined, the added tokens, the
-special ones, the templates and what they write. Where all are the same, a recipe is kept for these
-files and versions. It has what the file lacks: the special tokens, and tokens that transformers adds.
-The next start reads the file by the recipe, and imports no transformers.
+A recipe has what the file lacks: the special tokens, and tokens that transformers adds. For known
+classes and settings it follows from the files (`pipegen.backends.checkpoint.tokenizer_classes`).
+
+For others, what transformers loads is compared with the file, whole, once: the model, how text is
+split and joined, the added tokens, the special ones, the templates and what they write. Where all
+are the same, a recipe is kept for these files and versions. The next start reads the file by it.
 
 There is no recipe for a tokenizer in pure Python, for one without a `tokenizer.json`, for code that comes
 with a model, for a class that splits, joins or renders otherwise, and for a response template.

@@ -91,7 +91,7 @@ def _qwen(word: str, mark: str, adds: Literal["once", "as text"]) -> Making:
         rf" ?[^\s\p{{L}}{mark}\p{{N}}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
     )
     splits = _sequence("pretokenizers", _split("Isolated", Regex=regex), _bytes(use_regex=False))
-    special = dict.fromkeys(("unk_token", "eos_token", "pad_token"), _END)
+    special: dict[str, str] = dict.fromkeys(("unk_token", "eos_token", "pad_token"), _END)
     return Making(special, _NFC, splits, _BYTE_LEVEL, adds=adds)
 
 

@@ -384,8 +384,8 @@ def load_tokenizer(
     """The tokenizer of a checkpoint (a folder or a hub name), and the chat template: the
     processor's where it has one, else the tokenizer's.
 
-    `model` is the identity of the files. With it, transformers is imported once for these files,
-    where it makes of them what they say (see `pipegen.backends.checkpoint.light_tokenizer`).
+    `model` is the identity of the files. With it, transformers is not imported where it is known to
+    make of them what they say (see `pipegen.backends.checkpoint.light_tokenizer`).
 
     Raises `OSError` where there is no such checkpoint, and `ValueError` for a tokenizer in pure
     Python. `InvalidField` is for one that splits text otherwise than its own `tokenizer.json` (see

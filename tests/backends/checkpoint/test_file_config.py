@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +44,7 @@ def entries_of(family: str, **changes: Any) -> dict[str, Any]:
 
 
 class AsRead(Checkpoint):
-    @property
+    @cached_property
     def described(self) -> Any:
         return self.config
 
