@@ -19,7 +19,7 @@ from returns.result import Failure
 
 from pipegen.backends.checkpoint import image_processors as processors
 from pipegen.backends.checkpoint.families import family_of
-from pipegen.backends.checkpoint.file_config import FileConfig, config_in
+from pipegen.backends.checkpoint.file_config import FileConfig, read_config
 from pipegen.backends.checkpoint.file_digests import identity_of
 from pipegen.backends.checkpoint.kept_facts import KeptFacts
 from pipegen.backends.checkpoint.load_errors import (
@@ -169,13 +169,10 @@ class Checkpoint:
         """The configuration as far as facts are read from it: that of the file where it has all of
         them, else as transformers reads it.
         """
-
-        def by_file() -> FileConfig | None:
-            entries = cached_json(self.source, "config.json", self.load.revision)
-            return config_in(entries, ends=self.generation_config.get("eos_token_id") is not None)
-
-        found = attempt(by_file).value_or(None)  # what is not in order raises in transformers, too
-        return self.config if found is None or self.load.trust_remote_code else found
+        named = attempt(lambda: self.generation_config.get("eos_token_id")).value_or(None)
+        where = None if self.load.trust_remote_code else self.source
+        found = read_config(where, self.load.revision, ends=named is not None)
+        return self.config if found is None else found
 
     @cached_property
     def model_type(self) -> str:
@@ -491,15 +488,12 @@ class Checkpoint:
     @property
     def _is_grid(self) -> bool:
         """Whether the files name a processor without sizes of its own."""
-        if not isinstance(self.described, FileConfig):
-            return False
-        own, whole = (
-            cached_json(self.source, name, self.load.revision)
-            for name in ("preprocessor_config.json", "processor_config.json")
+        return isinstance(self.described, FileConfig) and processors.names_grid(
+            *(
+                cached_json(self.source, name, self.load.revision)
+                for name in ("preprocessor_config.json", "processor_config.json")
+            )
         )
-        named = str(own.get("image_processor_type")).removesuffix("Fast")
-        more = "auto_map" in own or "image_processor" in whole
-        return named in processors.GRID_PROCESSORS and not more
 
     @cached_property
     def framed_image_placeholder(self) -> str | None:

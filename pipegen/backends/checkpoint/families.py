@@ -31,6 +31,8 @@ class Family(NamedTuple):
     read without transformers (`pipegen.backends.checkpoint.tokenizer_classes`, and
     `pipegen.backends.checkpoint.file_config`). None where they are not.
     """
+    misnamed: bool = False
+    """Whether that class may be taken in the place of one that the settings name."""
 
 
 _QWEN, _WHOLE = "Qwen2Tokenizer", "TokenizersBackend"
@@ -43,11 +45,12 @@ FAMILIES: Mapping[str, Family] = {
     "qwen3_vl_moe": Family("Qwen3VLVideoProcessor", tokenizer=_QWEN),
     "cohere2": Family(longer_in_vllm=True, tokenizer="CohereTokenizer"),
     "cohere2_moe": Family(longer_in_vllm=True),
+    "qwen2": Family(tokenizer=_QWEN, misnamed=True),
     **{
         name: Family(tokenizer=tokenizer)
         for tokenizer, names in {
             "": ("llama", "smollm3", "gpt_oss", "falcon", "exaone4", "seed_oss"),
-            _QWEN: ("qwen2", "qwen2_moe", "qwen3", "qwen3_moe"),
+            _QWEN: ("qwen2_moe", "qwen3", "qwen3_moe"),
             _WHOLE: (
                 *("mistral", "mixtral", "phi3", "granite", "granitemoe", "granitemoehybrid"),
                 *("olmo2", "glm", "glm4", "glm4_moe", "stablelm", "nemotron", "minimax_m2"),

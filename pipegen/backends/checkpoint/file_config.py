@@ -15,6 +15,8 @@ from typing import Any
 
 from pipegen.backends.checkpoint.chat_jinja import is_read
 from pipegen.backends.checkpoint.families import family_of
+from pipegen.backends.checkpoint.locate import cached_json
+from pipegen.core.foreign_calls import attempt
 
 _DTYPES = (None, "float32", "float16", "bfloat16", "float64")
 _LENGTHS = ("max_position_embeddings", "n_positions")
@@ -41,6 +43,16 @@ class FileConfig:
     def get_text_config(self) -> FileConfig:
         text = self._entries.get("text_config")
         return self if text is None else FileConfig(text)
+
+
+def read_config(source: str | None, revision: str | None, *, ends: bool) -> FileConfig | None:
+    """That of a folder or of a hub's model; None where it is left to transformers, as what is not
+    in order.
+    """
+    if source is None:
+        return None
+    entries = attempt(lambda: cached_json(source, "config.json", revision))
+    return entries.bind(lambda found: attempt(lambda: config_in(found, ends=ends))).value_or(None)
 
 
 def config_in(entries: Mapping[str, Any], *, ends: bool = False) -> FileConfig | None:

@@ -31,8 +31,6 @@ WHOLE = ""
 _WHOLE = ("TokenizersBackend", "PreTrainedTokenizer", "PreTrainedTokenizerFast")
 _PARTS = ("normalizer", "pre_tokenizer", "decoder")
 _IDS = ("bos_token", "eos_token", "pad_token")
-_MISNAMED = ("qwen2",)
-"""Families whose own class may be taken in the place of the one that is named."""
 _NAMED = (
     "bos_token",
     "eos_token",
@@ -175,12 +173,13 @@ def candidates(model_type: str, named: str | None) -> set[str] | None:
     """The classes of which transformers takes one, by the family of models and the name in the
     settings; None where they are not known. Its versions differ in which one.
     """
-    registered = family_of(model_type).tokenizer
+    family = family_of(model_type)
+    registered = family.tokenizer
     if registered is None:
         return None
     plain = WHOLE if named in (None, *_WHOLE) else str(named).removesuffix("Fast")
     classes = {registered} if named is None or plain == registered else {WHOLE, plain}
-    if model_type in _MISNAMED:
+    if family.misnamed:
         classes |= {registered}
     if registered == _WHOLE[0]:
         classes = {WHOLE}

@@ -21,7 +21,6 @@ from transformers.models.auto.tokenization_auto import (
     TOKENIZER_MAPPING_NAMES,
 )
 
-from pipegen.backends.checkpoint import tokenizer_classes
 from pipegen.backends.checkpoint.families import FAMILIES
 from pipegen.backends.checkpoint.light_tokenizer import LightTokenizer
 from pipegen.backends.checkpoint.tokenizer_classes import MAKINGS, WHOLE, candidates
@@ -178,7 +177,7 @@ def test_the_class_of_a_family_is_the_registered_one(family: str) -> None:
     assert registered == READ[family].tokenizer
     if registered not in ("", "TokenizersBackend"):
         misnamed = family in MODELS_WITH_INCORRECT_HUB_TOKENIZER_CLASS
-        assert misnamed == (family in tokenizer_classes._MISNAMED)
+        assert misnamed == READ[family].misnamed
 
 
 @pytest.mark.parametrize("name", MAKINGS)
