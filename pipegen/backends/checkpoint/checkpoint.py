@@ -166,13 +166,10 @@ class Checkpoint:
 
     @cached_property
     def described(self) -> Any:
-        """The configuration as far as facts are read from it: that of the file where it has all of
-        them, else as transformers reads it.
-        """
-        named = attempt(lambda: self.generation_config.get("eos_token_id")).value_or(None)
-        where = None if self.load.trust_remote_code else self.source
-        found = read_config(where, self.load.revision, ends=named is not None)
-        return self.config if found is None else found
+        """The configuration as facts take it: the file's where it has all of them."""
+        ends = attempt(lambda: self.generation_config.get("eos_token_id")).value_or(None)
+        found = read_config(self.source, self.load.revision, ends=ends is not None)
+        return self.config if found is None or self.load.trust_remote_code else found
 
     @cached_property
     def model_type(self) -> str:
@@ -190,11 +187,9 @@ class Checkpoint:
             return True
         if isinstance(described, FileConfig):
             return bool(family_of(described.model_type).video_processor)
-        from transformers.models.auto.modeling_auto import (
-            MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
-        )
+        from transformers.models.auto import modeling_auto as known
 
-        return described.model_type in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
+        return described.model_type in known.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
 
     @cached_property
     def takes_images(self) -> bool:
@@ -464,9 +459,9 @@ class Checkpoint:
         """The processor's where it has sizes of its own, else the model's."""
         if self.image_token_id is None:
             return None
-        native = (
-            not self._is_grid and not self.no_processor_because and self.image_spec.kind == "native"
-        )
+        where = self.source, self.load.revision
+        grid = isinstance(self.described, FileConfig) and processors.names_grid(*where)
+        native = not (grid or self.no_processor_because) and self.image_spec.kind == "native"
         image_token = getattr(self.processor, "image_token", None) if native else None
         with loading(
             self.load,
@@ -484,16 +479,6 @@ class Checkpoint:
                 )
                 raise ValueError(f"{reason}: they belong to different models")
         return token
-
-    @property
-    def _is_grid(self) -> bool:
-        """Whether the files name a processor without sizes of its own."""
-        return isinstance(self.described, FileConfig) and processors.names_grid(
-            *(
-                cached_json(self.source, name, self.load.revision)
-                for name in ("preprocessor_config.json", "processor_config.json")
-            )
-        )
 
     @cached_property
     def framed_image_placeholder(self) -> str | None:

@@ -45,12 +45,10 @@ class FileConfig:
         return self if text is None else FileConfig(text)
 
 
-def read_config(source: str | None, revision: str | None, *, ends: bool) -> FileConfig | None:
+def read_config(source: str, revision: str | None, *, ends: bool) -> FileConfig | None:
     """That of a folder or of a hub's model; None where it is left to transformers, as what is not
     in order.
     """
-    if source is None:
-        return None
     entries = attempt(lambda: cached_json(source, "config.json", revision))
     return entries.bind(lambda found: attempt(lambda: config_in(found, ends=ends))).value_or(None)
 

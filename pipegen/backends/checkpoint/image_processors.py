@@ -70,13 +70,12 @@ def spec_from(image_processor: Any, config: Any = None) -> ImageSpec:
     return spec_of_grid(image_processor, config)
 
 
-def names_grid(own: Mapping[str, Any], whole: Mapping[str, Any]) -> bool:
-    """Whether the files of a processor name one of `GRID_PROCESSORS`; `whole` is
-    processor_config.json.
-
-    >>> names_grid({"image_processor_type": "Qwen2VLImageProcessorFast"}, {})
-    True
-    """
+def names_grid(source: str, revision: str | None) -> bool:
+    """Whether the files of a model's processor name one of `GRID_PROCESSORS`."""
+    own, whole = (
+        cached_json(source, name, revision)
+        for name in ("preprocessor_config.json", "processor_config.json")
+    )
     named = str(own.get("image_processor_type")).removesuffix("Fast")
     return named in GRID_PROCESSORS and "auto_map" not in own and "image_processor" not in whole
 
