@@ -27,9 +27,9 @@ class Family(NamedTuple):
     """Whether vLLM makes its sliding window one token longer (`pipegen.backends.vllm.corrections`).
     """
     tokenizer: str | None = None
-    """The class of transformers for its tokenizer, empty where none is registered: its files are
-    read without transformers (`pipegen.backends.checkpoint.tokenizer_classes`, and
-    `pipegen.backends.checkpoint.file_config`). None where they are not.
+    """The class of transformers for its tokenizer, empty where none is registered. Its files are
+    read without transformers (`pipegen.backends.checkpoint.tokenizer_classes`). None where they are
+    not.
     """
     misnamed: bool = False
     """Whether that class may be taken in the place of one that the settings name."""

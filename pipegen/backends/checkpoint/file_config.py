@@ -1,5 +1,5 @@
-"""The configuration of a model as its `config.json` has it, for families whose classes in
-transformers change nothing of it that a fact is read from.
+"""The configuration of a model as its `config.json` has it. It is for families whose classes in
+transformers change nothing that a fact is read from.
 
 >>> entries = {"model_type": "llama", "vocab_size": 8, "max_position_embeddings": 128}
 >>> config_in({**entries, "eos_token_id": 2}).get_text_config().vocab_size

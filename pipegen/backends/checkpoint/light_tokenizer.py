@@ -3,9 +3,9 @@
 A recipe has what the file lacks: the special tokens, and tokens that transformers adds. For known
 classes and settings it follows from the files (`pipegen.backends.checkpoint.tokenizer_classes`).
 
-For others, what transformers loads is compared with the file, whole, once: the model, how text is
-split and joined, the added tokens, the special ones, the templates and what they write. Where all
-are the same, a recipe is kept for these files and versions. The next start reads the file by it.
+For others, what transformers loads is compared with the file once, whole. Compared are the model,
+how text is split and joined, all added tokens, the templates and what they write. Where all are the
+same, a recipe is kept for these files and versions. The next start reads the file by it.
 
 There is no recipe for a tokenizer in pure Python, for one without a `tokenizer.json`, for code that comes
 with a model, for a class that splits, joins or renders otherwise, and for a response template.
