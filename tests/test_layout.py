@@ -41,7 +41,7 @@ ROOMS = (
 )
 """Each imports only itself and those before it."""
 BUDGETS = {
-    "backends": 129_950,
+    "backends": 133_900,
     "cli": 41_700,
     "records": 39_050,
     "report": 32_350,

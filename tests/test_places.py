@@ -236,7 +236,7 @@ from pipegen.backends.vllm.corrections import corrections
 
 config = SimpleNamespace(model_type="qwen3_5", video_token_id=5, sliding_window=8)
 checkpoint = SimpleNamespace(
-    config=config, model_type="qwen3_5", images_unsupported_reason="", takes_images=True,
+    described=config, model_type="qwen3_5", images_unsupported_reason="", takes_images=True,
     fact=lambda name, find: find(),
 )
 other = SimpleNamespace(

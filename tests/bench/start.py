@@ -1,5 +1,6 @@
 """What a fresh process costs: commands that ask no engine beside `import torch`, and a first answer
-beside importing the model's class alone. `python tests/bench/start.py`, run by
+beside importing the model's class alone. That of a token server is the first of its checkpoint:
+nothing is kept of it. `python tests/bench/start.py`, run by
 `nox -s bench -- start`. Seconds are those of the processor.
 """
 
@@ -25,10 +26,12 @@ with pg.backends.hf("embedded") as route:
     pg.run(route, [{"prompt": "Hi"}], {"max_new_tokens": 1})
 """
 SERVER = """
-import sys
-import pipegen as pg
-with pg.backends.vllm_server("embedded", base_url=sys.argv[1]) as route:
-    (slot,) = pg.run(route, [{"prompt": "Hi"}], {"max_new_tokens": 2})
+import os, sys, tempfile
+with tempfile.TemporaryDirectory() as nothing_kept:
+    os.environ["XDG_CACHE_HOME"] = nothing_kept
+    import pipegen as pg
+    with pg.backends.vllm_server("embedded", base_url=sys.argv[1]) as route:
+        (slot,) = pg.run(route, [{"prompt": "Hi"}], {"max_new_tokens": 2})
 assert pg.is_ok(slot), slot
 """
 CLASS = """

@@ -10,11 +10,12 @@ from __future__ import annotations
 import functools
 import inspect
 import json
+import re
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any, NamedTuple
 
-from pipegen.backends.checkpoint.verdicts import keep, kept
+from pipegen.backends.checkpoint.verdicts import installed, keep, kept
 
 RENDERING = ("transformers", "tokenizers", "jinja2")
 """The packages whose versions bear on what a template writes."""
@@ -24,20 +25,54 @@ class Rendering(NamedTuple):
     """What the installed transformers does about a template."""
 
     rewrites: tuple[str, ...]
-    """See `pipegen.engines.tokenizer.Renderer`. A thought has more names from 5.22, and entries
-    that are null are taken out from 5.23.
+    """See `pipegen.engines.tokenizer.Renderer`: a thought has more names, and entries that are null
+    are taken out.
     """
     guarded: bool
-    """Whether `dict` and `namespace` are limited ones, as from 5.22."""
+    """Whether `dict` and `namespace` are limited ones."""
     reserved: frozenset[str]
     """The names that it uses itself, and that no variable of a template can have."""
 
 
+_READ = (5, 16, 0), (5, 24, 0)
+"""The first and the last version of transformers whose source was read."""
+_SINCE = {
+    "sanitize_control_tokens": (5, 20, 0),
+    "reasoning": (5, 21, 0),
+    "guarded": (5, 22, 2),
+    "null": (5, 23, 0),
+}
+"""The versions that brought something to rendering."""
+_RESERVED = (
+    *("chat_template", "conversation", "kwargs", "max_length", "padding", "return_dict", "tools"),
+    *("return_assistant_tokens_mask", "return_tensors", "tokenize", "tokenizer_kwargs"),
+    "truncation",
+)
+
+
+def _release() -> tuple[int, ...] | None:
+    """The version of transformers that is installed; None where its source was not read."""
+    found = re.fullmatch(r"(\d+)\.(\d+)\.(\d+)", installed("transformers") or "")
+    release = tuple(map(int, found.groups())) if found else ()
+    return release if _READ[0] <= release <= _READ[1] else None
+
+
+def is_read() -> bool:
+    """Whether it is known from its source what the installed transformers does."""
+    return _release() is not None
+
+
 @functools.cache
 def rendering() -> Rendering:
-    """What the installed transformers does, found out by templates that write what they see. The
-    answer is kept for its version.
+    """What the installed transformers does. For a version whose source was not read it is found out
+    by templates that write what they see, and kept.
     """
+    release = _release()
+    if release is not None:
+        since = [name for name, first in _SINCE.items() if first <= release]
+        rewrites = tuple(name for name in ("null", "reasoning") if name in since)
+        names = frozenset((*_RESERVED, *since)) - {"null", "reasoning", "guarded"}
+        return Rendering(rewrites, "guarded" in since, names)
     about: dict[str, Any] = {"model": "", "packages": RENDERING}
     found = kept("rendering", **about)
     if found is None or found.keys() != {*Rendering._fields}:

@@ -18,6 +18,8 @@ from immutabledict import immutabledict
 from returns.result import Failure
 
 from pipegen.backends.checkpoint import image_processors as processors
+from pipegen.backends.checkpoint.families import family_of
+from pipegen.backends.checkpoint.file_config import FileConfig, read_config
 from pipegen.backends.checkpoint.file_digests import identity_of
 from pipegen.backends.checkpoint.load_errors import (
     adapter_folders_of,
@@ -169,9 +171,16 @@ class Checkpoint:
             return AutoConfig.from_pretrained(self.source, **self._where)
 
     @cached_property
+    def described(self) -> Any:
+        """The configuration as facts take it: the file's where it has all of them."""
+        ends = attempt(lambda: self.generation_config.get("eos_token_id")).value_or(None)
+        found = read_config(self.files, ends=ends is not None)
+        return self.config if found is None or self.load.trust_remote_code else found
+
+    @cached_property
     def model_type(self) -> str:
         """The architecture, as transformers names it."""
-        return self.fact("model_type", lambda: str(self.config.model_type))
+        return self.fact("model_type", lambda: str(self.described.model_type))
 
     @cached_property
     def is_vision_model(self) -> bool:
@@ -179,15 +188,14 @@ class Checkpoint:
         return self.fact("is_vision_model", self._takes_images_by_type)
 
     def _takes_images_by_type(self) -> bool:
-        from transformers.models.auto.modeling_auto import (
-            MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
-        )
+        described = self.described
+        if "AutoModelForImageTextToText" in (getattr(described, "auto_map", None) or {}):
+            return True
+        if isinstance(described, FileConfig):
+            return bool(family_of(described.model_type).video_processor)
+        from transformers.models.auto import modeling_auto as known
 
-        remote = getattr(self.config, "auto_map", None) or {}
-        return (
-            self.config.model_type in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
-            or "AutoModelForImageTextToText" in remote
-        )
+        return described.model_type in known.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
 
     @cached_property
     def takes_images(self) -> bool:
@@ -259,11 +267,11 @@ class Checkpoint:
         return tuple(self.fact("eos_token_ids", self._end_tokens))
 
     def _end_tokens(self) -> list[int]:  # an id of 0 counts as any other
-        text = self.config.get_text_config()
+        text = self.described.get_text_config()
         candidates = (
             self.generation_config.get("eos_token_id"),
             getattr(text, "eos_token_id", None),
-            getattr(self.config, "eos_token_id", None),
+            getattr(self.described, "eos_token_id", None),
         )
         value = next(
             (ids for ids in (*candidates, self.tokenizer.source.eos_token_id) if ids is not None),
@@ -293,12 +301,12 @@ class Checkpoint:
     def _ids_taken(self) -> int | None:
         sizes = (
             getattr(config, "vocab_size", None)
-            for config in (self.config.get_text_config(), self.config)
+            for config in (self.described.get_text_config(), self.described)
         )
         size = next((size for size in sizes if isinstance(size, int) and size > 0), None)
         if size is None:
             return None
-        size += getattr(self.config, "additional_vocab_size", 0) or 0
+        size += getattr(self.described, "additional_vocab_size", 0) or 0
         pieces = (self.image_token_id, self.videos.token_id)
         return max(size, *(1 + token_id for token_id in pieces if token_id is not None), 0)
 
@@ -345,8 +353,8 @@ class Checkpoint:
         return self.fact("dtype", self._dtype_named)
 
     def _dtype_named(self) -> str:
-        named = dtype_of(getattr(self.config, "dtype", None)) or dtype_of(
-            getattr(self.config.get_text_config(), "dtype", None)
+        named = dtype_of(getattr(self.described, "dtype", None)) or dtype_of(
+            getattr(self.described.get_text_config(), "dtype", None)
         )
         return named or dtype_of(stored_dtype(self.files)) or "float32"
 
@@ -369,7 +377,7 @@ class Checkpoint:
             self.source,
             hint="correct max_position_embeddings, or the scaling of rope, in its config.json",
         ):
-            positions = positions_of(self.config.get_text_config())
+            positions = positions_of(self.described.get_text_config())
             if positions.context_length is not None and positions.context_length < 1:
                 raise ValueError(f"it has {positions.context_length} positions")
         return asdict(positions)
@@ -438,9 +446,9 @@ class Checkpoint:
             "image_token_id",
             lambda: next(
                 (
-                    int(getattr(self.config, name))
+                    int(getattr(self.described, name))
                     for name in names
-                    if isinstance(getattr(self.config, name, None), int)
+                    if isinstance(getattr(self.described, name, None), int)
                 ),
                 None,
             ),
@@ -455,7 +463,8 @@ class Checkpoint:
         """The processor's where it has sizes of its own, else the model's."""
         if self.image_token_id is None:
             return None
-        native = not self.no_processor_because and self.image_spec.kind == "native"
+        grid = isinstance(self.described, FileConfig) and processors.names_grid(self.files)
+        native = not (grid or self.no_processor_because) and self.image_spec.kind == "native"
         image_token = getattr(self.processor, "image_token", None) if native else None
         with loading(
             self.load,

@@ -2,7 +2,7 @@
 
 What a checkpoint's own files say is read from them: its template, its processor, its settings.
 
->>> family_of("cohere2").longer_in_vllm, family_of("llama") == Family()
+>>> family_of("cohere2").longer_in_vllm, family_of("bert") == Family()
 (True, True)
 """
 
@@ -26,15 +26,42 @@ class Family(NamedTuple):
     longer_in_vllm: bool = False
     """Whether vLLM makes its sliding window one token longer (`pipegen.backends.vllm.corrections`).
     """
+    tokenizer: str | None = None
+    """The class of transformers for its tokenizer, empty where none is registered. Its files are
+    read without transformers (`pipegen.backends.checkpoint.tokenizer_classes`). None where they are
+    not.
+    """
+    misnamed: bool = False
+    """Whether that class may be taken in the place of one that the settings name."""
 
 
+_QWEN, _WHOLE = "Qwen2Tokenizer", "TokenizersBackend"
 FAMILIES: Mapping[str, Family] = {
-    "qwen2_vl": Family("Qwen2VLVideoProcessor", text_after_last_frame=True),
-    "qwen2_5_vl": Family("Qwen2VLVideoProcessor", text_after_last_frame=True, times_of_frames=True),
-    "qwen3_vl": Family("Qwen3VLVideoProcessor"),
-    "qwen3_vl_moe": Family("Qwen3VLVideoProcessor"),
-    "cohere2": Family(longer_in_vllm=True),
+    "qwen2_vl": Family("Qwen2VLVideoProcessor", text_after_last_frame=True, tokenizer=_QWEN),
+    "qwen2_5_vl": Family(
+        "Qwen2VLVideoProcessor", text_after_last_frame=True, times_of_frames=True, tokenizer=_QWEN
+    ),
+    "qwen3_vl": Family("Qwen3VLVideoProcessor", tokenizer=_QWEN),
+    "qwen3_vl_moe": Family("Qwen3VLVideoProcessor", tokenizer=_QWEN),
+    "cohere2": Family(longer_in_vllm=True, tokenizer="CohereTokenizer"),
     "cohere2_moe": Family(longer_in_vllm=True),
+    "qwen2": Family(tokenizer=_QWEN, misnamed=True),
+    **{
+        name: Family(tokenizer=tokenizer)
+        for tokenizer, names in {
+            "": ("llama", "smollm3", "gpt_oss", "falcon", "exaone4", "seed_oss"),
+            _QWEN: ("qwen2_moe", "qwen3", "qwen3_moe"),
+            _WHOLE: (
+                *("mistral", "mixtral", "phi3", "granite", "granitemoe", "granitemoehybrid"),
+                *("olmo2", "glm", "glm4", "glm4_moe", "stablelm", "nemotron", "minimax_m2"),
+            ),
+            "CohereTokenizer": ("cohere",),
+            "GemmaTokenizer": ("gemma", "gemma2", "gemma3_text"),
+            "GPT2Tokenizer": ("gpt2", "starcoder2"),
+            "GPTNeoXTokenizer": ("gpt_neox", "olmo", "olmoe"),
+        }.items()
+        for name in names
+    },
 }
 """The families of which something is known."""
 

@@ -70,6 +70,13 @@ def spec_from(image_processor: Any, config: Any = None) -> ImageSpec:
     return spec_of_grid(image_processor, config)
 
 
+def names_grid(files: ModelFiles) -> bool:
+    """Whether the files of a model's processor name one of `GRID_PROCESSORS`."""
+    own, whole = map(files.json, ("preprocessor_config.json", "processor_config.json"))
+    named = str(own.get("image_processor_type")).removesuffix("Fast")
+    return named in GRID_PROCESSORS and "auto_map" not in own and "image_processor" not in whole
+
+
 def spec_of_grid(image_processor: Any, config: Any = None) -> ImageSpec:
     """The figures of a processor that takes any size, of images or of videos. Raises as `spec_from`
     does.

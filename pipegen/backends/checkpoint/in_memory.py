@@ -51,6 +51,10 @@ class CheckpointInMemory(Checkpoint):
         return self.model.config
 
     @cached_property
+    def described(self) -> Any:
+        return self.config
+
+    @cached_property
     def generation_config(self) -> immutabledict[str, Any]:
         config = getattr(self.model, "generation_config", None)
         settings: immutabledict[str, Any] = mapping({} if config is None else config.to_diff_dict())

@@ -165,6 +165,16 @@ class ModelFiles(NamedTuple):
         path = self.cached(name)
         return {} if path is None else json.loads(path.read_text(encoding="utf-8"))
 
+    def fetch_templates(self) -> None:
+        """Bring the chat templates here that are files of their own. Where the hub is not asked,
+        those that are here are all.
+        """
+        if not Path(self.source).is_dir():
+            from huggingface_hub import snapshot_download
+
+            patterns = ["chat_template.jinja", "additional_chat_templates/*.jinja"]
+            snapshot_download(self.source, revision=self.revision, allow_patterns=patterns)
+
     def folder(self, name: str) -> Path:
         """The folder, or that in which the hub's file of this name is kept, with the others."""
         return Path(self.source) if Path(self.source).is_dir() else self.fetched(name).parent

@@ -10,11 +10,12 @@ tokens of some texts.
 Settings of the checkpoint may ask for something other than the file: a prefix space, how it is
 placed, a normaliser's switches. What they change is not compared.
 
-What transformers loads is also compared with the file whole, once: the model, how text is split and
-joined, the added tokens, the special ones, the templates and what they write. Where all are the
-same, a recipe is kept for these files and versions. It has what the file lacks: the special tokens,
-and tokens that transformers adds. The next start reads the file by the recipe, and imports no
-transformers (`LightTokenizer`).
+A recipe has what the file lacks: the special tokens, and tokens that transformers adds. By it the
+file is read without transformers (`LightTokenizer`). For known classes and settings it follows from
+the files (`pipegen.backends.checkpoint.tokenizer_classes`). For others, what transformers loads is
+compared with the file once, whole: the model, how text is split and joined, all added tokens, the
+templates and what they write. Where all are the same, a recipe is kept for these files and versions,
+for the next start.
 
 There is no recipe for a tokenizer in pure Python, for one without a `tokenizer.json`, and for code
 that comes with a model. Nor is there one for a class that splits, joins or renders otherwise, and
@@ -148,6 +149,12 @@ def tokenizer_in(file: Path) -> Any:
     return tokenizer
 
 
+def added_states(tokenizer: Any) -> dict[int, Mapping[str, Any]]:
+    """The added tokens by their ids, each with its flags."""
+    tokens = tokenizer.get_added_tokens_decoder()
+    return {token_id: tokens[token_id].__getstate__() for token_id in sorted(tokens)}
+
+
 def parts(tokenizer: Any, *names: str) -> list[Any]:
     """These parts of a tokenizer as plain data, without what bears on offsets only."""
 
@@ -177,14 +184,14 @@ _FIELDS = {"special", "begins", "added", *_IDS}
 
 
 class LightTokenizer:
-    """What pipegen needs of a tokenizer of transformers, made of a file by its recipe."""
+    """What pipegen needs of a tokenizer of transformers, made of that of the file by its recipe."""
 
     is_fast = True
 
-    def __init__(self, file: Path, recipe: Mapping[str, Any]) -> None:
+    def __init__(self, tokenizer: Any, recipe: Mapping[str, Any]) -> None:
         from tokenizers import AddedToken
 
-        self.backend_tokenizer: Any = tokenizer_in(file)
+        self.backend_tokenizer = tokenizer
         for state in recipe["added"]:
             self.backend_tokenizer.add_tokens([AddedToken(**state)])
         self.special_tokens_map: Mapping[str, str] = recipe["special"]
@@ -249,19 +256,14 @@ def recipe_of(raw: Any, file: Path, reference: Any) -> Mapping[str, Any] | None:
         "added": _changed(reference, loaded),
         **{name: getattr(raw, name) for name in _IDS},
     }
-    made = LightTokenizer(file, recipe).backend_tokenizer
+    made = LightTokenizer(tokenizer_in(file), recipe).backend_tokenizer
     return recipe if _whole(made) == _whole(loaded) else None
 
 
 def _changed(reference: Any, loaded: Any) -> list[Mapping[str, Any]]:
     """The added tokens that are not as the file has them."""
-    own = _added(reference)
-    return [state for token_id, state in _added(loaded).items() if own.get(token_id) != state]
-
-
-def _added(tokenizer: Any) -> dict[int, Mapping[str, Any]]:
-    tokens = tokenizer.get_added_tokens_decoder()
-    return {token_id: tokens[token_id].__getstate__() for token_id in sorted(tokens)}
+    own = added_states(reference)
+    return [state for token_id, state in added_states(loaded).items() if own.get(token_id) != state]
 
 
 def _whole(tokenizer: Any) -> tuple[Any, ...]:
@@ -272,7 +274,7 @@ def _whole(tokenizer: Any) -> tuple[Any, ...]:
     return (
         splits,
         "ByteLevel" if (decoder or {}).get("type") == "ByteLevel" else decoder,
-        _added(tokenizer),
+        added_states(tokenizer),
         tokenizer.encode_special_tokens,
         {name: value or None for name, value in json.loads(tokenizer.model.__getstate__()).items()},
     )

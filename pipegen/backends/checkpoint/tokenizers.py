@@ -20,8 +20,9 @@ from typing import Any
 from immutabledict import immutabledict
 from returns.result import Success
 
-from pipegen.backends.checkpoint.chat_jinja import rendering, reserved_by
+from pipegen.backends.checkpoint.chat_jinja import is_read, rendering, reserved_by
 from pipegen.backends.checkpoint.locate import ModelFiles
+from pipegen.backends.checkpoint.tokenizer_classes import light_tokenizer
 from pipegen.backends.checkpoint.tokenizer_file import (
     LightTokenizer,
     keep_recipe,
@@ -31,6 +32,7 @@ from pipegen.backends.checkpoint.tokenizer_file import (
     require_file_ids,
     tokenizer_in,
 )
+from pipegen.backends.checkpoint.verdicts import installed
 from pipegen.core.foreign_calls import attempt
 from pipegen.template.template import assistant, call, result, tool
 
@@ -380,8 +382,8 @@ def load_tokenizer(
     """The tokenizer of a checkpoint (a folder or a hub name), and the chat template: the
     processor's where it has one, else the tokenizer's.
 
-    `model` is the identity of the files. With it, transformers is imported once for these files,
-    where it makes of them what they say (see `pipegen.backends.checkpoint.tokenizer_file`).
+    `model` is the identity of the files. With it, transformers is not imported where it is known to
+    make of them what they say (see `pipegen.backends.checkpoint.tokenizer_file`).
 
     Raises `OSError` where there is no such checkpoint, and `ValueError` for a tokenizer in pure
     Python. `InvalidField` is for one that splits text otherwise than its own `tokenizer.json` (see
@@ -401,11 +403,10 @@ def load_tokenizer(
             path_or_name, revision=revision, trust_remote_code=trust_remote_code
         )
 
-    recipe = recipe_for(model)
-    if file is not None and recipe is not None:
-        light = LightTokenizer(file, recipe)
-        tokenizer = HFTokenizer(light, by_transformers)
-        return tokenizer, renderer(light, _written_templates(file.parent, config))
+    light = None if file is None or model is None else _light(files, file, model)
+    if file is not None and light is not None:
+        templates = _written_templates(file.parent, config)
+        return HFTokenizer(light, by_transformers), renderer(light, templates)
     raw = by_transformers()
     tokenizer, loaded = HFTokenizer(raw), renderer(raw, raw.chat_template)
     if file is not None:
@@ -413,10 +414,40 @@ def load_tokenizer(
         require_file_ids(raw, reference, config, path_or_name)
         recipe = None if model is None else recipe_of(raw, file, reference)
         if model is not None and recipe is not None:
-            read = renderer(LightTokenizer(file, recipe), _written_templates(file.parent, config))
+            light = LightTokenizer(reference, recipe)
+            read = renderer(light, _written_templates(file.parent, config))
             if _writes(read) == _writes(loaded):
                 keep_recipe(model, recipe)
     return tokenizer, loaded
+
+
+def _light(files: ModelFiles, file: Path, model: str) -> LightTokenizer | None:
+    """The tokenizer by its files, else by the recipe that is kept; None where transformers has to
+    read it.
+    """
+
+    def by_files() -> LightTokenizer | None:
+        from tokenizers import Tokenizer
+
+        files.fetch_templates()
+        settings, config = map(files.json, ("tokenizer_config.json", "config.json"))
+        special = (
+            {} if "added_tokens_decoder" in settings else files.json("special_tokens_map.json")
+        )
+        more = {} if "added_tokens_decoder" in settings else files.json("added_tokens.json")
+        tekken = installed("mistral-common") and files.cached("tekken.json")
+        named = config.get("tokenizer_class") or config.get("model_name")
+        if more or tekken or named or not is_read():
+            return None
+        tokenizer = Tokenizer.from_file(str(file))
+        return light_tokenizer(tokenizer, settings, special, config["model_type"])
+
+    found = attempt(by_files)  # files that are not in order raise in transformers, too
+    light = found.value_or(None)
+    if light is not None:
+        return light
+    recipe = recipe_for(model)
+    return None if recipe is None else LightTokenizer(tokenizer_in(file), recipe)
 
 
 _TALKS: Sequence[Sequence[Mapping[str, Any]]] = [

@@ -70,7 +70,7 @@ def keep(check: str, verdict: Mapping[str, Any], *, model: str, packages: Sequen
 
 
 def _file(check: str, model: str, packages: Sequence[str]) -> Path:
-    versions = {name: _version(name) for name in packages}
+    versions = {name: installed(name) for name in packages}
     about = json.dumps([check, model, _own_version(), versions, _code()], sort_keys=True)
     return checks() / f"{hashlib.blake2b(about.encode(), digest_size=16).hexdigest()}.json"
 
@@ -79,8 +79,8 @@ _own_version = cache(version)
 
 
 @cache
-def _version(package: str) -> str | None:
-    """The version that is installed, read once: each reading parses the package's metadata."""
+def installed(package: str) -> str | None:
+    """The version of a package that is installed, read once: each reading parses the package's metadata."""
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:

@@ -49,7 +49,7 @@ class Videos:
         if not (checkpoint.takes_images and family_of(checkpoint.model_type).video_processor):
             return None
         token_id: int | None = checkpoint.fact(
-            "video_token_id", lambda: getattr(checkpoint.config, "video_token_id", None)
+            "video_token_id", lambda: getattr(checkpoint.described, "video_token_id", None)
         )
         return token_id if isinstance(token_id, int) else None
 

@@ -1,4 +1,4 @@
-"""A folder, and a model named as on the hub, are read without transformers once they were read."""
+"""A folder, and a model named as on the hub, are read without transformers."""
 
 from __future__ import annotations
 
@@ -67,11 +67,12 @@ def starts(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
     ]
 
 
-def test_folders_and_names_are_read_without_transformers_after_the_first_start(starts: Any) -> None:
+def test_folders_and_names_are_read_without_transformers(starts: Any) -> None:
     first, second = starts
     assert [*first["found"]] == [*REVISIONS]
-    assert "transformers" in first["imported"][0]
-    assert second["imported"] == [[], []]
+    for start in starts:
+        assert not {"torch", "transformers"}.intersection(*start["imported"])
+    assert second["imported"][0] == []
     for name in ("folder", "found"):
         assert first[name] == second[name]
 
@@ -100,3 +101,15 @@ def test_a_file_that_a_folder_lacks_is_none_or_refused(tmp_path: Path) -> None:
     assert ModelFiles(str(tmp_path)).cached("config.json") is None
     with pytest.raises(FileNotFoundError, match=r"has no config\.json"):
         ModelFiles(str(tmp_path)).fetched("config.json")
+
+
+def test_the_templates_of_a_name_are_brought_here_before_they_are_read(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    asked: list[Any] = []
+    monkeypatch.setattr("huggingface_hub.snapshot_download", lambda *a, **b: asked.append((a, b)))
+    ModelFiles(str(tmp_path)).fetch_templates()
+    ModelFiles("owner/model", "main").fetch_templates()
+    ((source,), settings) = asked[0]
+    assert (len(asked), source, settings["revision"]) == (1, "owner/model", "main")
+    assert "additional_chat_templates/*.jinja" in settings["allow_patterns"]

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ from support.small_tokenizers import (
 from tokenizers import Tokenizer
 
 from pipegen import embedded
-from pipegen.backends.checkpoint import tokenizers as loader
+from pipegen.backends.checkpoint import chat_jinja, tokenizers as loader, verdicts
 from pipegen.backends.checkpoint.checkpoint import Checkpoint
 from pipegen.backends.checkpoint.tokenizer_file import LightTokenizer
 from pipegen.core.errors import CallFailed
@@ -84,10 +85,18 @@ OWN_TEMPLATES = (
 )
 
 
+CONFIG = {
+    "model_type": "gpt_neox",
+    "vocab_size": 600,
+    "max_position_embeddings": 128,
+    "eos_token_id": 2,
+}
+
+
 def saved(raw: Any, folder: Path, **settings: Any) -> Path:
     """A checkpoint with a tokenizer, and these settings in its `tokenizer_config.json`."""
     raw.save_pretrained(folder)
-    (folder / "config.json").write_text('{"model_type": "gpt_neox"}')
+    (folder / "config.json").write_text(json.dumps(CONFIG))
     file = folder / "tokenizer_config.json"
     file.write_text(json.dumps({**json.loads(file.read_text()), **settings}))
     return folder
@@ -183,7 +192,42 @@ LIGHT: Mapping[str, Callable[[Path], Path]] = {
         ),
     ),
 }
-"""Checkpoints that are read by their file, once transformers was seen to read them so."""
+"""Checkpoints that are read by their files alone."""
+
+
+def of_another_family(folder: Path) -> Path:
+    saved(chatml_tokenizer(), folder)
+    (folder / "config.json").write_text(json.dumps({**CONFIG, "model_type": "bert"}))
+    return folder
+
+
+def with_added_tokens(folder: Path) -> Path:
+    (folder / "added_tokens.json").write_text('{"<more>": 900}')
+    return folder
+
+
+KEPT: Mapping[str, Callable[[Path], Path]] = {
+    "another family": of_another_family,
+    "an unknown setting": lambda folder: saved(chatml_tokenizer(), folder, own_setting=1),
+    "an unknown class": lambda folder: saved(
+        chatml_tokenizer(), folder, tokenizer_class="OwnTokenizer"
+    ),
+    "a list of added tokens": lambda folder: with_added_tokens(saved(chatml_tokenizer(), folder)),
+    "padding that names a token": lambda folder: changed(
+        saved(chatml_tokenizer(), folder),
+        lambda content: content.update(
+            padding={
+                "strategy": "BatchLongest",
+                "direction": "Right",
+                "pad_to_multiple_of": None,
+                "pad_id": 0,
+                "pad_type_id": 0,
+                "pad_token": "<|endoftext|>",
+            }
+        ),
+    ),
+}
+"""Checkpoints that are read by their files once transformers was seen to read them so."""
 HEAVY: Mapping[str, Callable[[Path], Path]] = {
     "split_special_tokens": lambda folder: saved(
         chatml_tokenizer(), folder, split_special_tokens=True
@@ -248,18 +292,43 @@ def facts(made: Checkpoint) -> dict[str, Any]:
     return found
 
 
+@contextlib.contextmanager
+def unread_version() -> Iterator[None]:
+    """As with a version of transformers whose source was not read: it reads every file itself."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(chat_jinja, "_READ", ((99, 0, 0), (99, 0, 0)))
+        chat_jinja.rendering.cache_clear()
+        yield
+    chat_jinja.rendering.cache_clear()
+
+
 @pytest.mark.parametrize("name", LIGHT)
-def test_a_file_read_alone_gives_what_transformers_gives(name: str, tmp_path: Path) -> None:
+def test_files_alone_give_what_transformers_gives(name: str, tmp_path: Path) -> None:
     folder = LIGHT[name](tmp_path / "model")
+    with unread_version():
+        loaded = checkpoint(folder)
+        expected = facts(loaded)
+    shutil.rmtree(verdicts.checks())
+    first = checkpoint(folder)
+    assert isinstance(first.tokenizer.source, LightTokenizer)
+    assert not isinstance(loaded.tokenizer.source, LightTokenizer)
+    assert facts(first) == expected
+    assert first.identity == loaded.identity
+    assert type(first.tokenizer.raw) is type(loaded.tokenizer.raw)
+    assert first.tokenizer.raw.encode("Hi") == loaded.tokenizer.raw.encode("Hi")
+
+
+@pytest.mark.parametrize("name", KEPT)
+def test_what_transformers_was_seen_to_read_as_it_stands_is_read_alone(
+    name: str, tmp_path: Path
+) -> None:
+    folder = KEPT[name](tmp_path / "model")
     first = checkpoint(folder)
     expected = facts(first)
     second = checkpoint(folder)
     assert isinstance(second.tokenizer.source, LightTokenizer)
     assert not isinstance(first.tokenizer.source, LightTokenizer)
     assert facts(second) == expected
-    assert second.identity == first.identity
-    assert type(second.tokenizer.raw) is type(first.tokenizer.raw)
-    assert second.tokenizer.raw.encode("Hi") == first.tokenizer.raw.encode("Hi")
 
 
 @pytest.mark.parametrize("name", HEAVY)
@@ -274,7 +343,7 @@ def test_what_transformers_reads_otherwise_goes_through_it_each_time(
 
 @pytest.mark.parametrize("settings", [{"trust_remote_code": True}, {}], ids=["code", "other file"])
 def test_a_recipe_is_for_these_files_and_no_code(settings: Any, tmp_path: Path) -> None:
-    folder = saved(chatml_tokenizer(), tmp_path / "model")
+    folder = of_another_family(tmp_path / "model")
     assert checkpoint(folder, **settings).tokenizer.encode("Hi")
     if not settings:
         changed(folder, lambda content: content.update(normalizer={"type": "Lowercase"}))
@@ -299,7 +368,7 @@ def test_what_is_refused_is_refused_again(tmp_path: Path) -> None:
 def test_a_template_that_is_read_otherwise_is_rendered_by_transformers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder = saved(chatml_tokenizer(), tmp_path / "model")
+    folder = of_another_family(tmp_path / "model")
     monkeypatch.setattr(loader, "_written_templates", lambda *_: "{{ messages[0].content }}")
     for made in (checkpoint(folder), checkpoint(folder)):
         assert not isinstance(made.tokenizer.source, LightTokenizer)

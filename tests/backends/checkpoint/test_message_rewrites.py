@@ -17,6 +17,7 @@ from packaging.version import Version
 from support.small_tokenizers import chatml_tokenizer
 
 import pipegen as pg
+from pipegen.backends.checkpoint import chat_jinja
 from pipegen.backends.checkpoint.chat_jinja import rendering
 from pipegen.backends.checkpoint.tokenizers import HFRenderer
 from pipegen.jobs.history import settings_of
@@ -53,10 +54,21 @@ def engine(template: str) -> Any:
 
 
 def test_what_is_changed_is_that_of_the_version() -> None:
-    expected = {"null": Version("5.23"), "reasoning": Version("5.22")}
+    expected = {"null": Version("5.23"), "reasoning": Version("5.21")}
     assert rendering().rewrites == tuple(
         name for name, first in expected.items() if first <= VERSION
     )
+
+
+def test_what_is_known_of_a_version_is_what_it_does(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    known = rendering()
+    assert chat_jinja.is_read()
+    monkeypatch.setattr(chat_jinja, "_READ", ((99, 0, 0), (99, 0, 0)))
+    assert not chat_jinja.is_read()
+    assert [rendering.__wrapped__() for _ in range(2)] == [known, known]
 
 
 @pytest.mark.parametrize("message", MESSAGES)
