@@ -25,6 +25,7 @@ for session in $sessions; do
         echo "ERROR: why"; echo "ERROR: more"; echo "== 1 failed in 0.1s =="
         echo "nox > Session $session failed with exit code 1."; exit 1
     fi
+    echo "$session on the examples of ${HYPOTHESIS_PROFILE:-each day}"
     echo "== 3 passed in 0.1s =="
 done
 """
@@ -54,6 +55,7 @@ def clone(tmp_path: Path) -> Path:
 def ran(clone: Path, **settings: str) -> tuple[int, list[str], str]:
     """The exit status, the closing lines, and all that was printed."""
     environment = {**os.environ, "SLOW": "", "FAILING": "", "ABSENT": "nothing", **settings}
+    environment.pop("HYPOTHESIS_PROFILE", None)  # CI sets it
     done = subprocess.run(
         ["bash", ".ci/run"], cwd=clone, env=environment, capture_output=True, text=True, check=False
     )
@@ -75,6 +77,13 @@ def test_the_readme_s_command_is_followed_by_the_newest_versions_and_the_real_en
     sessions = ("tests", "newest", "slow", "faults", *MADE, "servers", "engines", LAWS)
     assert (status, last) == (0, closing(*sessions))
     assert "not run" not in shown
+
+
+def test_each_law_is_tried_on_more_examples_once(clone: Path) -> None:
+    _, _, shown = ran(clone)
+    assert "tests on the examples of ci" in shown
+    assert "newest on the examples of each day" in shown
+    assert "+ .venv/bin/nox -R -s property_tests -- -m slow --hypothesis-profile=ci" in shown
 
 
 def test_what_was_installed_is_not_installed_again(clone: Path) -> None:
