@@ -921,9 +921,9 @@ def engines_not_run(session: nox.Session) -> None:
 
 @nox.session(venv_backend="none", requires=["engine", "vllm_cpu", "sglang_cpu"], default=False)
 def servers(session: nox.Session) -> None:
-    """Conformance and parity through real servers of vLLM and SGLang, on a CPU and over loopback
-    (x86-64, Linux): some minutes. PIPEGEN_CONVERSATIONS says how many conversations are held, here
-    and in `engines`, in place of 16.
+    """Conformance and parity through real servers of vLLM beside those of SGLang, on a CPU and over
+    loopback (x86-64, Linux): some minutes. PIPEGEN_CONVERSATIONS says how many conversations are
+    held, here and in `engines`, in place of 8.
     """
     on_servers(session, "tests/servers", "--ignore=tests/servers/test_verify.py")
 
@@ -942,6 +942,8 @@ def on_servers(session: nox.Session, *tests: str) -> None:
     run(
         session,
         "pytest",
+        # the tests of each engine in a process of their own: one server of each runs at a time
+        *("--numprocesses", "2", "--dist", "loadgroup"),
         *tests,
         *session.posargs,
         PIPEGEN_VLLM_PYTHON=vllm,
