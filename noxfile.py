@@ -431,7 +431,7 @@ def release(session: nox.Session) -> None:
 @shared(default=False)
 def slow(session: nox.Session) -> None:
     """Run the tests that take long: memory, kills, forks, compiled steps, training, whole examples.
-    Some minutes.
+    Some minutes. PIPEGEN_CONVERSATIONS says how many conversations are held, in place of 300.
     """
     install(session, groups=("tests", "contrib", "tables"))
     run(session, "pytest", *WORKERS, "-m", "slow", "tests", *session.posargs)
