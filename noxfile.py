@@ -923,7 +923,7 @@ def engines_not_run(session: nox.Session) -> None:
 def servers(session: nox.Session) -> None:
     """Conformance and parity through real servers of vLLM beside those of SGLang, on a CPU and over
     loopback (x86-64, Linux): some minutes. PIPEGEN_CONVERSATIONS says how many conversations are
-    held, here and in `engines`, in place of 8.
+    held, here in place of 16, and in `engines` in place of 8.
     """
     on_servers(session, "tests/servers", "--ignore=tests/servers/test_verify.py")
 

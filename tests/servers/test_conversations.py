@@ -15,7 +15,7 @@ from support.talks import Talk, broken_prefixes, greedy, held, parted
 import pipegen as pg
 
 # Grammars of servers split a form into tokens in ways of their own: no answer is forced here.
-COUNTS = {"embedded": int(os.environ.get("PIPEGEN_CONVERSATIONS", "8")), "text": 12}
+COUNTS = {"embedded": int(os.environ.get("PIPEGEN_CONVERSATIONS", "16")), "text": 12}
 SERVERS = [f"{engine}-{model}" for engine in ("vllm", "sglang") for model in COUNTS]
 
 
