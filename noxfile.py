@@ -429,7 +429,7 @@ def release(session: nox.Session) -> None:
 @shared(default=False)
 def slow(session: nox.Session) -> None:
     """Run the tests that take long: memory, kills, forks, compiled steps, training, whole examples.
-    Some minutes.
+    Some minutes. PIPEGEN_CONVERSATIONS says how many conversations are held, in place of 300.
     """
     install(session, groups=("tests", "contrib", "tables"))
     run(session, "pytest", *WORKERS, "-m", "slow", "tests", *session.posargs)
@@ -547,14 +547,11 @@ def real_tokenizers(session: nox.Session) -> None:
 @shared(default=False)
 def faults(session: nox.Session) -> None:
     """Ask a server that fails on a fifth of its calls 5,000 times, by ids, by streams, and with
-    cancellation, and hostile ones: some minutes.
+    cancellation. Half a minute.
     """
     install(session, groups=("tests",))
-    files = [
-        f"tests/backends/servers/test_{name}.py"
-        for name in ("faults", "hostile", "memory", "row_deadline")
-    ]
-    run(session, "pytest", *WORKERS, *files, *session.posargs, PIPEGEN_FAULTY_REQUESTS="5000")
+    file = "tests/backends/servers/test_faults.py"
+    run(session, "pytest", file, *session.posargs, PIPEGEN_FAULTY_REQUESTS="5000")
 
 
 @shared(default=False)
@@ -922,9 +919,9 @@ def engines_not_run(session: nox.Session) -> None:
 
 @nox.session(venv_backend="none", requires=["engine", "vllm_cpu", "sglang_cpu"], default=False)
 def servers(session: nox.Session) -> None:
-    """Conformance and parity through real servers of vLLM and SGLang, on a CPU and over loopback
-    (x86-64, Linux): some minutes. PIPEGEN_CONVERSATIONS says how many conversations are held, here
-    and in `engines`, in place of 16.
+    """Conformance and parity through real servers of vLLM beside those of SGLang, on a CPU and over
+    loopback (x86-64, Linux): some minutes. PIPEGEN_CONVERSATIONS says how many conversations are
+    held, here in place of 16, and in `engines` in place of 8.
     """
     on_servers(session, "tests/servers", "--ignore=tests/servers/test_verify.py")
 
@@ -943,6 +940,8 @@ def on_servers(session: nox.Session, *tests: str) -> None:
     run(
         session,
         "pytest",
+        # the tests of each engine in a process of their own: one server of each runs at a time
+        *("--numprocesses", "2", "--dist", "loadgroup"),
         *tests,
         *session.posargs,
         PIPEGEN_VLLM_PYTHON=vllm,

@@ -16,15 +16,21 @@ import pytest
 HERE = Path(__file__).parent.parent
 FROZEN = ("tests/engines/vllm-cpu-requirements.txt", "tests/servers/sglang-cpu-requirements.txt")
 NOX = """#!/bin/sh
-case "$*" in "") sessions=tests ;; *) shift; sessions="${*%% --*}" ;; esac
+case "$*" in "") sessions=tests ;; *) sessions="${*%% --*}"; sessions="${sessions#*-s }" ;; esac
+case "$*" in -R*) echo "installs nothing: $sessions" ;; esac
 for session in $sessions; do
     echo "nox > Running session $session"
     if [ "$session" = "$SLOW" ]; then exec sleep 60; fi
-    if [ "$session" = "$FAILING" ]; then echo "== 1 failed in 0.1s =="; echo "nox > Session $session failed with exit code 1."; exit 1; fi
+    if [ "$session" = "$FAILING" ]; then
+        echo "ERROR: why"; echo "ERROR: more"; echo "== 1 failed in 0.1s =="
+        echo "nox > Session $session failed with exit code 1."; exit 1
+    fi
+    echo "$session on the examples of ${HYPOTHESIS_PROFILE:-each day}"
     echo "== 3 passed in 0.1s =="
 done
 """
 LAWS = "property_tests"
+MADE = ("vllm_cpu", "vllm_cpu_lowest", "sglang_cpu")
 PIP = """#!/bin/sh
 for word in "$@"; do case "$word" in $ABSENT) exit 1 ;; esac; done
 """
@@ -49,6 +55,7 @@ def clone(tmp_path: Path) -> Path:
 def ran(clone: Path, **settings: str) -> tuple[int, list[str], str]:
     """The exit status, the closing lines, and all that was printed."""
     environment = {**os.environ, "SLOW": "", "FAILING": "", "ABSENT": "nothing", **settings}
+    environment.pop("HYPOTHESIS_PROFILE", None)  # CI sets it
     done = subprocess.run(
         ["bash", ".ci/run"], cwd=clone, env=environment, capture_output=True, text=True, check=False
     )
@@ -67,9 +74,32 @@ def test_the_readme_s_command_is_followed_by_the_newest_versions_and_the_real_en
     clone: Path,
 ) -> None:
     status, last, shown = ran(clone)
-    sessions = ("tests", "newest", "slow", "faults", "servers", "engines", LAWS)
+    sessions = ("tests", "newest", "slow", "faults", *MADE, "servers", "engines", LAWS)
     assert (status, last) == (0, closing(*sessions))
     assert "not run" not in shown
+
+
+def test_each_law_is_tried_on_more_examples_once(clone: Path) -> None:
+    _, _, shown = ran(clone)
+    assert "tests on the examples of ci" in shown
+    assert "newest on the examples of each day" in shown
+    assert "+ .venv/bin/nox -R -s property_tests -- -m slow --hypothesis-profile=ci" in shown
+
+
+def test_what_was_installed_is_not_installed_again(clone: Path) -> None:
+    _, _, shown = ran(clone)
+    again = [line.split()[-1] for line in shown.splitlines() if "installs nothing" in line]
+    assert again == ["slow", "faults", "servers", "engines", LAWS]
+
+
+def test_what_could_not_be_installed_beside_the_others_is_tried_again_by_those_that_need_it(
+    clone: Path,
+) -> None:
+    status, last, shown = ran(clone, FAILING="sglang_cpu")
+    assert (status, last[-6:]) == (0, closing("servers", "engines", LAWS))
+    assert "ERROR: why" in last
+    again = [line.split()[-1] for line in shown.splitlines() if "installs nothing" in line]
+    assert again == ["slow", "faults", LAWS]
 
 
 @pytest.mark.parametrize(
@@ -93,7 +123,7 @@ def test_the_readme_s_command_is_followed_by_the_newest_versions_and_the_real_en
         ),
         (
             "sglang==*",
-            ("engines",),
+            (*MADE[:2], "engines"),
             (
                 "+ not run: servers. pip finds no wheels for"
                 " tests/servers/sglang-cpu-requirements.txt here"
@@ -115,7 +145,9 @@ def test_any_session_that_fails_fails_the_whole_and_the_others_are_run(
 ) -> None:
     status, last, _ = ran(clone, FAILING=failing)
     assert status == 1
-    assert f"nox > Session {failing} failed with exit code 1." in last
+    failed = last.index(f"nox > Session {failing} failed with exit code 1.")
+    assert "ERROR: why" in last[:failed]  # the first line that says so
+    assert "ERROR: more" not in last
     assert "nox > Running session faults" in last
 
 

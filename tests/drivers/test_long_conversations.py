@@ -5,6 +5,7 @@ model and on a script that answers tool calls and any ids.
 from __future__ import annotations
 
 import itertools
+import os
 import random
 from collections import defaultdict
 from collections.abc import Iterator
@@ -19,6 +20,7 @@ from support.talks import Talk, broken_prefixes, held, sampled
 import pipegen as pg
 from pipegen.testing.fake import FakeEngine
 
+MANY = int(os.environ.get("PIPEGEN_CONVERSATIONS", "300"))
 CALL = '[call]\n{"name": "get", "arguments": {"city": "rome"}}\n[/call]'
 SAID = ("It is sunny.", "<think>\nhm\n</think>\n\nSo.", " \n", "Wait.\n" + CALL, f"{CALL}\n{CALL}")
 
@@ -86,7 +88,7 @@ def check(talks: list[Talk], tokenizer: Any) -> None:
     assert {form: ids for form, ids in made.items() if len(ids) > 1} == {}
 
 
-@pytest.mark.parametrize("count", [40, pytest.param(900, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count", [40, pytest.param(MANY, marks=pytest.mark.slow)])
 def test_scripted_conversations_begin_with_the_ids_before(count: int, embedded: pg.Route) -> None:
     engine = scripted(embedded)
     talks = held(pg.route(engine), "scripted", count, longer)
@@ -94,7 +96,7 @@ def test_scripted_conversations_begin_with_the_ids_before(count: int, embedded: 
     assert sum(len(result.tool_calls) for talk in talks for result in talk.results) > count
 
 
-@pytest.mark.parametrize("count", [6, pytest.param(100, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count", [6, pytest.param(MANY // 8, marks=pytest.mark.slow)])
 def test_sampled_conversations_begin_with_the_ids_before(count: int, embedded: pg.Route) -> None:
     talks = held(embedded, "sampled", count, sampled)
     check(talks, embedded.engine.tokenizer)

@@ -41,6 +41,18 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         item.add_marker(pytest.mark.filterwarnings("default"))
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _looked_at_in_this_process() -> Iterator[None]:
+    """vLLM looks at the class of each model in a process that imports all of vLLM anew, so that CUDA
+    is not started in the one that asks. Here is no CUDA.
+    """
+    from vllm.model_executor.models import registry
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(registry, "_run_in_subprocess", lambda look: look(), raising=False)
+        yield
+
+
 @pytest.fixture(scope="session")
 def model_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., str]:
     """The model of that name: `embedded`, or a tiny one of a family, with heads as large as vLLM's

@@ -13,7 +13,7 @@ from support.talks import broken_prefixes, greedy, held, parted
 
 import pipegen as pg
 
-COUNTS = {"embedded": int(os.environ.get("PIPEGEN_CONVERSATIONS", "16")), "qwen3": 8, "qwen3_vl": 8}
+COUNTS = {"embedded": int(os.environ.get("PIPEGEN_CONVERSATIONS", "8")), "qwen3": 8, "qwen3_vl": 8}
 
 
 @pytest.mark.parametrize("name", sorted(COUNTS))

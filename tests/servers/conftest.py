@@ -33,13 +33,23 @@ _spec.loader.exec_module(launch)
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """One server after the other, each started once: the tests are put in the order of what they
-    ask for.
+    ask for. Those of SGLang may run beside the others (`--dist loadgroup`).
     """
-    items.sort(
-        key=lambda item: str(
-            getattr(item, "callspec", None) and item.callspec.params.get("served", "")
-        )
-    )
+    asked = {item: getattr(item, "callspec", None) for item in items}
+    items.sort(key=lambda item: str((spec := asked[item]) and spec.params.get("served", "")))
+    for item in items:
+        engine = "sglang" if "sglang" in str(getattr(asked[item], "id", "")) else "vllm"
+        item.add_marker(pytest.mark.xdist_group(engine))
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """The tables, whose lines tests give as properties: what runs tests beside others prints
+    nothing.
+    """
+    for outcome in ("passed", "failed"):
+        for report in terminalreporter.getreports(outcome):
+            for _, line in report.user_properties:
+                terminalreporter.write_line(line)
 
 
 @pytest.fixture(scope="session")
@@ -59,6 +69,18 @@ def folder_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], str]:
 
 KEY = "the-key-of-these-tests"
 """What the servers want to be shown."""
+PROCESSED = "processed"
+"""The embedded model on a vLLM that tells processed log probabilities, and that it does."""
+# With the text model, vLLM is as it comes: its endpoint for ids is switched off, and pipegen takes
+# the other one.
+MORE = {
+    f"vllm-{embedded.NAME}": launch.BY_IDS,
+    f"vllm-{PROCESSED}": (
+        *launch.BY_IDS,
+        *("--logprobs-mode", "processed_logprobs", "--max-logprobs", "64"),
+    ),
+}
+"""What switches more on in a server."""
 
 
 class HttpEngine:
@@ -121,12 +143,12 @@ def serving(folder_of: Callable[[str], str]) -> Iterator[Callable[[str], HttpEng
                         f"{launch.PYTHONS[engine]} does not name the python of an environment with"
                         f" {engine}: run `nox -s servers`"
                     )
-                # With the text model, vLLM is as it comes: its endpoint for ids is switched off,
-                # and pipegen takes the other one.
-                more = launch.BY_IDS if (engine, model) == ("vllm", embedded.NAME) else ()
-                url = stack.enter_context(
-                    launch.server(engine, folder_of(model), model, "--api-key", KEY, *more)
-                )
+                more = ("--api-key", KEY, *MORE.get(name, ()))
+                with pytest.MonkeyPatch.context() as patch:
+                    if model == PROCESSED:
+                        model = embedded.NAME
+                        patch.setenv("VLLM_SERVER_DEV_MODE", "1")
+                    url = stack.enter_context(launch.server(engine, folder_of(model), model, *more))
                 last[name] = HttpEngine(engine, model, url, folder_of(model))
             return last[name]
 

@@ -106,6 +106,7 @@ def command(
         said += [
             "--disable-cuda-graph",
             "--disable-overlap-schedule",
+            "--sleep-on-idle",  # else it looks for requests all the time, and takes a core
             "--skip-server-warmup",
             "--random-seed",
             "0",

@@ -31,14 +31,17 @@ def wanted(hf_of: Callable[[str], pg.Route]) -> Callable[[str], list[Talk]]:
 
 @pytest.mark.parametrize("served", SERVERS, indirect=True)
 def test_conversations_are_the_same_by_token_ids(
-    served: Any, wanted: Callable[[str], list[Talk]], capsys: pytest.CaptureFixture[str]
+    served: Any,
+    wanted: Callable[[str], list[Talk]],
+    record_property: Callable[[str, object], None],
 ) -> None:
     theirs = wanted(served.model)
     with served.opened() as route:
         found = conversations(route, served.model)
     turns = sum(len(talk.results) for talk in theirs)
-    with capsys.disabled():
-        print(f"\n| {served.engine} | {served.model} | {len(theirs)} | {turns} turns |")
+    record_property(
+        "table", f"| {served.engine} | {served.model} | {len(theirs)} | {turns} turns |"
+    )
     assert parted(theirs, found) == []
     assert broken_prefixes(found) == []
     assert turns == 10 * len(theirs)

@@ -45,15 +45,9 @@ def as_taken(request: Any, engine: str) -> Any:
     return dataclasses.replace(request, options=options)
 
 
-def table(
-    served: Any, way: str, counts: dict[str, int], words: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """A line of the table, for all to see."""
-    with capsys.disabled():
-        print(
-            f"\n| {served.engine} | {served.model} | {way} | {counts['requests']} |"
-            f" {counts['equal']} | {words} |"
-        )
+def line(served: Any, way: str, requests: int, equal: int, words: str = "") -> str:
+    """A line of the table."""
+    return f"| {served.engine} | {served.model} | {way} | {requests} | {equal} | {words} |"
 
 
 @pytest.mark.parametrize("served", ["vllm-embedded", "sglang-embedded"], indirect=True)
@@ -75,7 +69,7 @@ def test_thoughts_and_the_forms_after_them_are_equal(
 
 @pytest.mark.parametrize("served", SERVERS, indirect=True)
 def test_by_token_ids_everything_is_equal(
-    served: Any, wanted: Callable[..., Any], capsys: pytest.CaptureFixture[str]
+    served: Any, wanted: Callable[..., Any], record_property: Callable[[str, object], None]
 ) -> None:
     made = mixed_requests(served.model, REQUESTS[served.model], images=served.model in SEES)
     requests = tuple(as_taken(request, served.engine) for request in made)
@@ -83,7 +77,7 @@ def test_by_token_ids_everything_is_equal(
     with served.opened() as route:
         found = pg.run(route, requests)
     counts, parted, words = report(requests, theirs, found)
-    table(served, "token ids", counts, words, capsys)
+    record_property("table", line(served, "token ids", **counts, words=words))
     assert [(one.id, one.difference) for one in parted] == []
     assert sum(not is_ok(slot) for slot in theirs) < len(requests) / 4
 
@@ -129,7 +123,7 @@ def test_what_a_server_would_do_otherwise_is_refused_by_name(served: Any) -> Non
 
 @pytest.mark.parametrize("served", SERVERS, indirect=True)
 def test_by_chat_the_texts_are_equal(
-    served: Any, wanted: Callable[..., Any], capsys: pytest.CaptureFixture[str]
+    served: Any, wanted: Callable[..., Any], record_property: Callable[[str, object], None]
 ) -> None:
     requests = tuple(
         chat_requests(
@@ -157,11 +151,6 @@ def test_by_chat_the_texts_are_equal(
         for request, pair in zip(requests, texts, strict=True)
         if pair[0] != pair[1]
     ]
-    table(
-        served,
-        "chat (text)",
-        {"requests": len(requests), "equal": len(requests) - len(parted)},
-        "",
-        capsys,
-    )
+    equal = len(requests) - len(parted)
+    record_property("table", line(served, "chat (text)", len(requests), equal))
     assert parted == []

@@ -4,9 +4,7 @@ Hugging Face engine gives for the same ids.
 
 from __future__ import annotations
 
-import importlib
 import math
-from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -14,8 +12,6 @@ import pytest
 import pipegen as pg
 from pipegen import embedded
 from pipegen.testing.ask import chat, greedy
-
-launch: Any = importlib.import_module("launch")
 
 CLOSE = 2e-4
 SETTINGS: list[dict[str, Any]] = [
@@ -27,28 +23,8 @@ SETTINGS: list[dict[str, Any]] = [
 ]
 
 
-@pytest.fixture(scope="module", params=["vllm", "sglang"])
-def saying(
-    request: pytest.FixtureRequest, folder_of: Callable[[str], str]
-) -> Iterator[tuple[str, str]]:
-    """A server that says of which distribution its log probabilities are."""
-    more = (
-        (*launch.BY_IDS, "--logprobs-mode", "processed_logprobs", "--max-logprobs", "64")
-        if request.param == "vllm"
-        else ()
-    )
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("VLLM_SERVER_DEV_MODE", "1")
-        model = folder_of(embedded.NAME)
-        with launch.server(request.param, model, embedded.NAME, *more) as url:
-            yield request.param, url
-
-
-def opened(saying: tuple[str, str], folder: str) -> pg.Route:
-    engine, url = saying
-    make: Any = pg.backends.vllm_server if engine == "vllm" else pg.backends.sglang_server
-    route: pg.Route = make(folder, base_url=url)
-    return route
+SERVERS = pytest.mark.parametrize("served", ["vllm-processed", "sglang-embedded"], indirect=True)
+"""Servers that say of which distribution their log probabilities are."""
 
 
 def held(result: pg.GenerationResult, options: Any, hf: pg.Route) -> None:
@@ -70,12 +46,11 @@ def held(result: pg.GenerationResult, options: Any, hf: pg.Route) -> None:
             assert math.fsum(map(math.exp, dict(token.top).values())) == pytest.approx(1, abs=1e-4)
 
 
+@SERVERS
 @pytest.mark.parametrize("options", SETTINGS, ids=str)
-def test_they_are_those_that_the_reference_gives(
-    saying: tuple[str, str], folder_of: Any, hf_of: Any, options: Any
-) -> None:
+def test_they_are_those_that_the_reference_gives(served: Any, hf_of: Any, options: Any) -> None:
     asked = greedy(**{"logprobs": "processed", "top_logprobs": 30, "seed": 3, **options})
-    with opened(saying, folder_of(embedded.NAME)) as route:
+    with served.opened() as route:
         for slot in pg.run(route, [chat("Hi"), {"prompt": "The cat"}], asked):
             held(slot.unwrap(), options, hf_of(embedded.NAME))
         done = [
@@ -86,12 +61,11 @@ def test_they_are_those_that_the_reference_gives(
         held(done[0], options, hf_of(embedded.NAME))
 
 
-def test_each_place_of_a_prompt_has_as_many_of_the_likeliest(
-    saying: tuple[str, str], folder_of: Any, hf_of: Any
-) -> None:
+@SERVERS
+def test_each_place_of_a_prompt_has_as_many_of_the_likeliest(served: Any, hf_of: Any) -> None:
     options = greedy(prompt_logprobs=True, top_logprobs=32, max_new_tokens=0)
     asked = [{"prompt": "The cat sat."}]
-    with opened(saying, folder_of(embedded.NAME)) as route:
+    with served.opened() as route:
         (slot,), (expected,) = (
             pg.run(one, asked, options) for one in (route, hf_of(embedded.NAME))
         )
@@ -106,15 +80,14 @@ def test_each_place_of_a_prompt_has_as_many_of_the_likeliest(
         assert [value for _, value in token.top] == pytest.approx(best, abs=CLOSE)
 
 
-def test_raw_ones_are_refused_where_they_are_others(
-    saying: tuple[str, str], folder_of: Any
-) -> None:
-    with opened(saying, folder_of(embedded.NAME)) as route:
+@SERVERS
+def test_raw_ones_are_refused_where_they_are_others(served: Any) -> None:
+    with served.opened() as route:
         hot = greedy(logprobs=True, temperature=0.7, seed=1)
         (error,) = pg.run(route, [chat("Hi")], hot)
         assert isinstance(error.failure(), pg.UnsupportedOption)
         assert error.failure().option == "logprobs"
-        if saying[0] == "sglang":
+        if served.engine == "sglang":
             (error,) = pg.run(route, [chat("Hi")], greedy(logprobs="processed", temperature=0.7))
             assert error.failure().option == "logprobs" and "top_k" in error.failure().hint
         else:
@@ -122,8 +95,9 @@ def test_raw_ones_are_refused_where_they_are_others(
             assert error.failure().option == "top_logprobs"
 
 
-def test_a_server_in_its_usual_mode_refuses_what_it_does_not_give(serving: Any) -> None:
-    with serving(f"vllm-{embedded.NAME}").opened() as route:
+@pytest.mark.parametrize("served", ["vllm-embedded"], indirect=True)
+def test_a_server_in_its_usual_mode_refuses_what_it_does_not_give(served: Any) -> None:
+    with served.opened() as route:
         (error,) = pg.run(route, [chat("Hi")], greedy(logprobs="processed"))
         assert error.failure().option == "logprobs" and "--logprobs-mode" in error.failure().hint
         for options in ({}, {"prompt_logprobs": True, "max_new_tokens": 0}):

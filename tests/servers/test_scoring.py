@@ -17,7 +17,9 @@ SERVERS = [f"{engine}-{model}" for engine in ("vllm", "sglang") for model in ("e
 
 @pytest.mark.parametrize("served", SERVERS, indirect=True)
 def test_servers_score_as_hf_does(
-    served: Any, hf_of: Callable[[str], pg.Route], capsys: pytest.CaptureFixture[str]
+    served: Any,
+    hf_of: Callable[[str], pg.Route],
+    record_property: Callable[[str, object], None],
 ) -> None:
     asked = scored_requests(images=served.model == "embedded")
     wanted = pg.score(hf_of(served.model), asked)
@@ -43,11 +45,11 @@ def test_servers_score_as_hf_does(
         for one, two in pairs
         for a, b in zip(one.token_logprobs, two.token_logprobs, strict=True)
     )
-    with capsys.disabled():
-        print(
-            f"\n| {served.engine} | {served.model} | scores | {len(pairs)} | largest difference"
-            f" {worst:.1e} |"
-        )
+    record_property(
+        "table",
+        f"| {served.engine} | {served.model} | scores | {len(pairs)} | largest difference"
+        f" {worst:.1e} |",
+    )
     assert worst < 1e-4
     assert [one.greedy for one, _ in pairs] == [two.greedy for _, two in pairs]
     own = hf_of(served.model)
@@ -64,7 +66,9 @@ def test_servers_score_as_hf_does(
 
 @pytest.mark.parametrize("served", SERVERS, indirect=True)
 def test_servers_give_prompts_the_log_probabilities_that_hf_gives(
-    served: Any, hf_of: Callable[[str], pg.Route], capsys: pytest.CaptureFixture[str]
+    served: Any,
+    hf_of: Callable[[str], pg.Route],
+    record_property: Callable[[str, object], None],
 ) -> None:
     """Beside an answer and without one, whatever the options of the answer; what of a prompt is
     asked as a score is the same asked another way.
@@ -73,10 +77,9 @@ def test_servers_give_prompts_the_log_probabilities_that_hf_gives(
     with served.opened() as route:
         found = [*prompts_read(route, 3), *prompts_read(route)]
     count, worst = compared_prompts(wanted, found)
-    with capsys.disabled():
-        print(
-            f"\n| {served.engine} | {served.model} | prompts | {count} | largest difference"
-            f" {worst:.1e} |"
-        )
+    record_property(
+        "table",
+        f"| {served.engine} | {served.model} | prompts | {count} | largest difference {worst:.1e} |",
+    )
     assert count > 1000
     assert worst < 1e-4

@@ -155,7 +155,7 @@ def test_the_servers_own_parsers_agree(
     engine: str,
     ours: list[Any],
     folder_of: Callable[[str], str],
-    capsys: pytest.CaptureFixture[str],
+    record_property: Callable[[str, object], None],
 ) -> None:
     answers = [drawn(number) for number in range(COUNT)]
     theirs = parsed(engine, folder_of("embedded"), [answer for answer, _ in answers])
@@ -164,7 +164,7 @@ def test_the_servers_own_parsers_agree(
         if mine != other:
             differ[kind, not mine] += 1
             assert not mine or other[: len(mine)] != mine, answer
-    with capsys.disabled():
-        print(f"\n{engine}: {COUNT - differ.total()} of {COUNT} alike; otherwise {dict(differ)}")
+    alike = COUNT - differ.total()
+    record_property("table", f"{engine}: {alike} of {COUNT} alike; otherwise {dict(differ)}")
     wanted = {(kind, more[engine]) for kind, more in OTHERWISE.items() if engine in more}
     assert {*differ} == wanted

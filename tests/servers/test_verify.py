@@ -45,7 +45,9 @@ def many(count: int) -> Iterator[dict[str, Any]]:
 
 @pytest.mark.parametrize("served", ["vllm-embedded", "vllm-text", "sglang-embedded"], indirect=True)
 def test_nothing_is_wrong_with_a_right_server_in_1000_prompts(
-    served: Any, hf_of: Callable[[str], pg.Route], capsys: pytest.CaptureFixture[str]
+    served: Any,
+    hf_of: Callable[[str], pg.Route],
+    record_property: Callable[[str, object], None],
 ) -> None:
     reference = hf_of(served.model)
     found = pg.verify(
@@ -57,11 +59,11 @@ def test_nothing_is_wrong_with_a_right_server_in_1000_prompts(
         max_new_tokens=16,
         api_key=served.key,
     )
-    with capsys.disabled():
-        print(
-            f"\n| {served.engine} | {served.model} | verify | {found.answers} answers | spread"
-            f" {found.spread:.1e} | margin {found.margin:.1e} |"
-        )
+    record_property(
+        "table",
+        f"| {served.engine} | {served.model} | verify | {found.answers} answers | spread"
+        f" {found.spread:.1e} | margin {found.margin:.1e} |",
+    )
     assert found.plain()["faults"] == []
     assert found.right
     assert (found.dialect, found.ways, found.answers) == (served.engine, ("chat", "ids"), 2000)

@@ -180,10 +180,10 @@ def test_rows_go_on_where_the_memory_ran_out(
     assert ids(engine.generate(mixed())) == ids(plain.generate(mixed()))
 
 
-def test_steps_are_really_compiled_and_give_the_same() -> None:
+def test_steps_are_really_compiled_and_give_the_same(folder_of: Callable[[str], Any]) -> None:
     """By torch's own compiler, which makes C++ of them."""
     plain, compiled = (
-        pg.backends.hf("embedded", variant="text", dtype="float32", batch_size=2, compile=asked)
+        pg.backends.hf(folder_of("qwen3"), dtype="float32", batch_size=2, compile=asked)
         for asked in (False, True)
     )
     requests = [
