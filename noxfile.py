@@ -293,8 +293,8 @@ def docs(session: nox.Session) -> None:
 
 @shared()
 def property_tests(session: nox.Session) -> None:
-    """Try every law on 60 repeatable examples, but for the slow ones. `-- --hypothesis-profile=ci`
-    tries every law on 200, and `nightly` on 5,000 new ones.
+    """Try every law on 30 repeatable examples, but for the slow ones. `-- --hypothesis-profile=ci`
+    tries every law on 200, as .ci/run does, and `nightly` on 5,000 new ones.
     """
     install(session, groups=("tests",))
     run(session, "pytest", *WORKERS, "property_tests", *(session.posargs or FAST))
