@@ -55,7 +55,6 @@ MEASURED = tuple(
 UNMEASURED = (
     HERE / "jobs" / "test_faults.py",
     HERE / "jobs" / "test_ray_turns.py",
-    HERE / "stages" / "test_tagged_calls.py",
 )
 
 
