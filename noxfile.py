@@ -34,7 +34,8 @@ VLLM_FROZEN, SGLANG_FROZEN = (
 )
 CONSTRAINTS = ("--constraint", str(ROOT / ".ci" / "constraints.txt"))
 PYPROJECT = nox.project.load_toml("pyproject.toml")
-# The functional core: every branch of it is tested.
+# The functional core: the doctests and the tests of its rooms, MEASURED in tests/conftest.py, cover
+# every branch of it.
 CORE = (
     "core/backend",
     "core/error_notes",
@@ -291,8 +292,8 @@ def docs(session: nox.Session) -> None:
 
 @shared()
 def property_tests(session: nox.Session) -> None:
-    """Try every law on 60 repeatable examples, but for the slow ones. `-- --hypothesis-profile=ci`
-    tries every law on 200, and `nightly` on 5,000 new ones.
+    """Try every law on 30 repeatable examples, but for the slow ones. `-- --hypothesis-profile=ci`
+    tries every law on 200, as .ci/run does, and `nightly` on 5,000 new ones.
     """
     install(session, groups=("tests",))
     run(session, "pytest", *WORKERS, "property_tests", *(session.posargs or FAST))
@@ -301,7 +302,7 @@ def property_tests(session: nox.Session) -> None:
 @shared()
 def tests(session: nox.Session) -> None:
     """Run the tests and the doctests against the installed wheel, but for the slow ones; every
-    branch of the core is covered.
+    branch of the core is covered by the tests of its rooms.
     """
     install(session, groups=("tests", "contrib", "mcp", "tables", "web"))
     if session.posargs:

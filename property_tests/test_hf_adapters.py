@@ -20,7 +20,7 @@ from support.adapters import IMAGES, LANGUAGE, write_adapter  # noqa: E402
 
 import pipegen as pg  # noqa: E402
 
-FEW = settings(max_examples=max(4, settings().max_examples // 12))
+FEW = settings(max_examples=max(3, settings().max_examples // 12))
 """For laws of which each example runs a model several times."""
 STARTS = ("Name a colour.", "Name a colour and a number, then", "Count: one, two,")
 NAMES = ("", "a", "b")

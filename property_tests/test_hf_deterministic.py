@@ -16,7 +16,7 @@ pytest.importorskip("torch")
 import pipegen as pg
 from pipegen.testing.image_files import image_file
 
-FEW = settings(max_examples=max(5, settings().max_examples // 12))
+FEW = settings(max_examples=max(3, settings().max_examples // 12))
 """For laws of which each example runs a model several times."""
 WORDS = "the a red dog cat runs over blue sky and counts one two three four tables of wood"
 IMAGES = [image_file(width=width, height=height) for width, height in ((32, 32), (64, 40))]

@@ -25,7 +25,7 @@ from pipegen.records.options import DEFAULTS, StopOptions  # noqa: E402
 from pipegen.records.results import Encoded, PreparedImage  # noqa: E402
 from pipegen.testing.image_files import image_file  # noqa: E402
 
-FEW = settings(max_examples=max(5, settings().max_examples // 12))
+FEW = settings(max_examples=max(3, settings().max_examples // 12))
 """For laws of which each example runs a model several times."""
 
 

@@ -28,7 +28,7 @@ from pipegen.records.options import StopOptions  # noqa: E402
 from pipegen.records.results import Encoded  # noqa: E402
 from pipegen.records.scores import ScoreInput  # noqa: E402
 
-FEW = settings(max_examples=max(5, settings().max_examples // 12))
+FEW = settings(max_examples=max(3, settings().max_examples // 12))
 """For laws of which each example runs a model several times."""
 FULL = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB")
 SOME = st.lists(st.integers(20, 26), min_size=1, max_size=9).map(tuple)

@@ -29,7 +29,7 @@ def test_a_run_that_names_no_profile_takes_a_repeatable_one(tmp_path: Path) -> N
     (tmp_path / "pytest.ini").write_text(f"[pytest]\npythonpath = {HERE / 'tests'}\n")
     asked = (
         "from hypothesis import settings\n\ndef test_it():\n    assert settings().derandomize and"
-        " settings().max_examples == 60\n"
+        " settings().max_examples == 30\n"
     )
     (tmp_path / "test_profile.py").write_text(asked)
     environment = {

@@ -24,7 +24,7 @@ from pipegen.jobs.journal import JournalError
 from pipegen.records.results import Encoded
 from pipegen.testing.fake import FakeEngine
 
-EVERY = 1 if os.environ.get("PIPEGEN_EVERY_FAULT") else 12
+EVERY = 1 if os.environ.get("PIPEGEN_EVERY_FAULT") else 36
 """Of so many bytes one is damaged: `nox -s kills` damages each of them."""
 ROWS = [{"id": f"row {number}", "prompt": f"prompt {number} é"} for number in range(3)]
 OPTIONS = {"samples": 2, "temperature": 1.0, "seed": 3}

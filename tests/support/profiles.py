@@ -22,7 +22,7 @@ __all__ = ["pytest_collection_finish", "pytest_configure", "pytest_runtest_logfi
 
 # No deadline: the machine may be busy, and a slow example is not a wrong one.
 ALWAYS = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.register_profile("quick", ALWAYS, max_examples=60, derandomize=True, print_blob=True)
+settings.register_profile("quick", ALWAYS, max_examples=30, derandomize=True, print_blob=True)
 settings.register_profile("few", ALWAYS, max_examples=15, derandomize=True, print_blob=True)
 settings.register_profile("ci", ALWAYS, max_examples=200, derandomize=True, print_blob=True)
 settings.register_profile("nightly", ALWAYS, max_examples=5_000, derandomize=False)

@@ -33,12 +33,12 @@ def route(**settings: Any) -> pg.Route:
     return pg.backends.hf("embedded", dtype="bfloat16", **settings)
 
 
-def differing(of: pg.Route) -> int:
+def differing(of: pg.Route, requests: Any = REQUESTS) -> int:
     """How many rows have other bits among the others than alone."""
-    together = pg.run(of, REQUESTS, OPTIONS)
+    together = pg.run(of, requests, OPTIONS)
     return sum(
         bits(slot) != bits(pg.run(of, [request], OPTIONS)[0])
-        for request, slot in zip(REQUESTS, together, strict=True)
+        for request, slot in zip(requests, together, strict=True)
     )
 
 
@@ -52,7 +52,8 @@ def test_rows_of_every_kind_of_cache_do_not_depend_on_their_batch(
     family: str, tmp_path: Path
 ) -> None:
     folder = str(write_model(tmp_path / family, family))
-    assert differing(pg.backends.hf(folder, dtype="bfloat16", deterministic=True)) == 0
+    of = pg.backends.hf(folder, dtype="bfloat16", deterministic=True)
+    assert differing(of, REQUESTS[::4]) == 0
 
 
 @pytest.mark.parametrize("after", [2, 5])

@@ -4,10 +4,11 @@ alone, whatever the other rows of the batch have.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +46,22 @@ def adapters(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     }
 
 
+Alone = Callable[[str], pg.Route]
+
+
+@pytest.fixture(scope="module")
+def alone(adapters: dict[str, str]) -> Iterator[Alone]:
+    """A route that has an adapter for all, or none, loaded once for all tests."""
+    with contextlib.ExitStack() as routes:
+
+        @functools.cache
+        def one(name: str) -> pg.Route:
+            more: dict[str, Any] = {"adapter": adapters[name]} if name else {}
+            return routes.enter_context(pg.backends.hf("embedded", **more))
+
+        yield one
+
+
 def chosen(adapters: dict[str, str], names: str) -> dict[str, str]:
     return {name: adapters[name] for name in names.split()}
 
@@ -74,16 +91,6 @@ def asked(names: Sequence[str], **options: Any) -> list[dict[str, Any]]:
     ]
 
 
-def alone(name: str, adapters: dict[str, str], rows: list[dict[str, Any]]) -> list[Any]:
-    """The results of a route that has that adapter for all."""
-    plain: Any = [
-        {**row, "options": {**row["options"], "adapter": None}} for row in rows if is_for(row, name)
-    ]
-    more: dict[str, Any] = {"adapter": adapters[name]} if name else {}
-    with pg.backends.hf("embedded", **more) as route:
-        return [slot.unwrap() for slot in pg.run(route, plain)]
-
-
 def is_for(row: dict[str, Any], name: str) -> bool:
     return bool(row["options"]["adapter"] == name)
 
@@ -97,7 +104,11 @@ def is_for(row: dict[str, Any], name: str) -> bool:
 )
 @pytest.mark.parametrize("sampled", [{}, {"temperature": 1.0, "seed": 3, "samples": 2}])
 def test_a_row_gets_the_ids_of_a_route_with_its_adapter_alone(
-    names: str, together: bool, sampled: dict[str, Any], adapters: dict[str, str]
+    names: str,
+    together: bool,
+    sampled: dict[str, Any],
+    adapters: dict[str, str],
+    alone: Alone,
 ) -> None:
     mine = chosen(adapters, names)
     rows = asked(["", *mine], **sampled)
@@ -111,7 +122,12 @@ def test_a_row_gets_the_ids_of_a_route_with_its_adapter_alone(
     texts = set()
     for name in ("", *mine):
         of_name = [result for row, result in zip(rows, found, strict=True) if is_for(row, name)]
-        wanted = alone(name, mine, rows)
+        plain: Any = [
+            {**row, "options": {**row["options"], "adapter": None}}
+            for row in rows
+            if is_for(row, name)
+        ]
+        wanted = [slot.unwrap() for slot in pg.run(alone(name), plain)]
         assert [result.token_ids for result in of_name] == [result.token_ids for result in wanted]
         drawn, expected = (
             [[sample.token_ids for sample in result.samples] for result in results]
@@ -127,7 +143,9 @@ def test_a_row_gets_the_ids_of_a_route_with_its_adapter_alone(
 
 
 @pytest.mark.parametrize("names", ["a b", "a dora"])
-def test_scores_and_choices_are_those_of_the_adapter(names: str, adapters: dict[str, str]) -> None:
+def test_scores_and_choices_are_those_of_the_adapter(
+    names: str, adapters: dict[str, str], alone: Alone
+) -> None:
     mine = chosen(adapters, names)
     rows: list[dict[str, Any]] = [
         {"prompt": prompt, "continuation": words, "options": {"adapter": name}}
@@ -148,10 +166,8 @@ def test_scores_and_choices_are_those_of_the_adapter(names: str, adapters: dict[
             for row in rows
             if is_for(row, name)
         ]
-        more: dict[str, Any] = {"adapter": mine[name]} if name else {}
-        with pg.backends.hf("embedded", **more) as route:
-            wanted = [slot.unwrap().logprob for slot in pg.score(route, plain)]
-            choice = pg.choose(route, WORD, [" red", " blue"]).unwrap()
+        wanted = [slot.unwrap().logprob for slot in pg.score(alone(name), plain)]
+        choice = pg.choose(alone(name), WORD, [" red", " blue"]).unwrap()
         of_name = [score for row, score in zip(rows, found, strict=True) if is_for(row, name)]
         assert of_name == pytest.approx(wanted, abs=1e-4)
         logprobs = [score.logprob for score in choice.choices]
@@ -162,7 +178,7 @@ def test_scores_and_choices_are_those_of_the_adapter(names: str, adapters: dict[
 
 
 def test_a_conversation_goes_on_with_another_adapter_as_if_it_was_never_read(
-    adapters: dict[str, str],
+    adapters: dict[str, str], alone: Alone
 ) -> None:
     mine = chosen(adapters, "a b")
     first: Any = {"messages": [{"role": "user", "content": COMMON + "Hello."}]}
@@ -177,9 +193,8 @@ def test_a_conversation_goes_on_with_another_adapter_as_if_it_was_never_read(
         same = pg.run(route, [following], {**options, "adapter": "b"})[0].unwrap()
         assert route.engine.work.shared_tokens > read  # type: ignore[attr-defined]
     for name, result in (("a", same), ("b", other)):
-        with pg.backends.hf("embedded", adapter=mine[name]) as route:
-            plain = start.then("And now?", options={"adapter": ""})
-            assert pg.run(route, [plain], options)[0].unwrap().token_ids == result.token_ids
+        plain = start.then("And now?", options={"adapter": ""})
+        assert pg.run(alone(name), [plain], options)[0].unwrap().token_ids == result.token_ids
     assert same.token_ids != other.token_ids
 
 
@@ -225,7 +240,7 @@ def test_settings_that_contradict_each_other_are_refused(
 
 @pytest.mark.parametrize("named_by", ["request", "run", "file"])
 def test_a_conversation_keeps_its_adapter_until_a_turn_names_another(
-    named_by: str, adapters: dict[str, str]
+    named_by: str, adapters: dict[str, str], alone: Alone
 ) -> None:
     name = {"adapter": "a"}
     first: Any = {"messages": [{"role": "user", "content": COMMON + "Hello."}]}
@@ -246,15 +261,14 @@ def test_a_conversation_keeps_its_adapter_until_a_turn_names_another(
         used = [slot.unwrap() for slot in pg.run(route, following, options)]
     assert [turn.options.adapter for turn in used] == ["a", "b", ""]
     for name_then, turn in zip(("a", "b", ""), used, strict=True):
-        more: dict[str, Any] = {"adapter": adapters[name_then]} if name_then else {}
-        with pg.backends.hf("embedded", **more) as route:
-            plain = then("And now?", options={"adapter": ""})
-            assert pg.run(route, [plain], options)[0].unwrap().token_ids == turn.token_ids
+        plain = then("And now?", options={"adapter": ""})
+        alone_then = pg.run(alone(name_then), [plain], options)[0].unwrap()
+        assert alone_then.token_ids == turn.token_ids
     assert len({turn.token_ids for turn in used}) > 1
 
 
 def test_a_conversation_of_several_turns_and_rounds_has_one_adapter(
-    adapters: dict[str, str],
+    adapters: dict[str, str], alone: Alone
 ) -> None:
     asked_of: Any = {
         "messages": [{"role": "user", "content": "Hello."}],
@@ -265,7 +279,5 @@ def test_a_conversation_of_several_turns_and_rounds_has_one_adapter(
     with pg.backends.hf("embedded", adapters=chosen(adapters, "a b")) as route:
         mixed = [slot.unwrap() for slot in pg.run(pg.turns(route), rows, options)]
     for name, result in zip(("a", "b", ""), mixed, strict=True):
-        more: dict[str, Any] = {"adapter": adapters[name]} if name else {}
-        with pg.backends.hf("embedded", **more) as route:
-            wanted = pg.run(pg.turns(route), [asked_of], options)[0].unwrap()
+        wanted = pg.run(pg.turns(alone(name)), [asked_of], options)[0].unwrap()
         assert result.rollout == wanted.rollout

@@ -80,7 +80,7 @@ def test_signs_of_life_move_no_deadline(kind: str, way: str) -> None:
 def test_what_has_no_end_is_not_read_without_end(
     fault: str, kind: str, way: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pipegen.backends.http.client.BASE", 2**20)
+    monkeypatch.setattr("pipegen.backends.http.client.BASE", 2**18)
     # its events hold all tokens so far
     says_nothing_new = (fault, kind, way) == ("flood", "sglang", "stream")
     with (
