@@ -33,10 +33,9 @@ from pipegen.backends.checkpoint.load_errors import (
 from pipegen.backends.checkpoint.locate import (
     EMBEDDED,
     ModelFiles,
-    check_revision,
     has_weights,
     instead_of,
-    locate,
+    located,
 )
 from pipegen.backends.checkpoint.positions import Positions, positions_of
 from pipegen.backends.checkpoint.tokenizers import HFRenderer, HFTokenizer, load_tokenizer
@@ -96,8 +95,7 @@ class Checkpoint:
 
     def __init__(self, load: ModelLoadConfig) -> None:
         self.load = load
-        self.source = locate(str(load.model))
-        check_revision(load, self.source)
+        self.source = located(load)
         self.lock = threading.RLock()
         """Held while a processor is loaded: images may be prepared side by side."""
 

@@ -73,16 +73,19 @@ def locate(model: str) -> str:
     return model
 
 
-def check_revision(load: ModelLoadConfig, source: str) -> None:
-    """Raise `InvalidField` where a folder is given a revision, which only a hub's model has. `main`
-    says nothing, and is what other programs give for any model.
+def located(load: ModelLoadConfig) -> str:
+    """The folder or the hub name of the model to load, as `locate`. Raises `InvalidField` where a
+    folder is given a revision, which only a hub's model has. `main` says nothing, and is what other
+    programs give for any model.
     """
+    source = locate(str(load.model))
     if load.revision not in (None, "main") and Path(source).is_dir():
         raise InvalidField(
             f"ModelLoadConfig.revision: {os.fspath(load.model)!r} is"
             f" {'the shipped model' if load.model == EMBEDDED else 'a folder'}, and only a model of"
             " the hub has revisions; leave it out"
         )
+    return source
 
 
 def adapters_of(load: ModelLoadConfig) -> dict[str, str]:
