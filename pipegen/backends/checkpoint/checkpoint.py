@@ -187,10 +187,9 @@ class Checkpoint:
 
     def _takes_images_by_type(self) -> bool:
         described = self.described
-        if "AutoModelForImageTextToText" in (getattr(described, "auto_map", None) or {}):
-            return True
-        if isinstance(described, FileConfig):
-            return bool(family_of(described.model_type).video_processor)
+        remote = "AutoModelForImageTextToText" in (getattr(described, "auto_map", None) or {})
+        if remote or isinstance(described, FileConfig):
+            return remote or bool(family_of(described.model_type).video_processor)
         from transformers.models.auto import modeling_auto as known
 
         return described.model_type in known.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
