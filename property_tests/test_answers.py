@@ -22,7 +22,6 @@ from pipegen.io.jsonl import to_plain
 from pipegen.records import strict_json
 
 pytest.importorskip("aiohttp")
-pytest.importorskip("tenacity")
 
 RECORDED = Path(__file__).parent.parent / "tests" / "backends" / "servers" / "recorded"
 PATHS = {

@@ -157,7 +157,7 @@ INNER_NAMES = {
 """What the rooms above the border import from those below it, beside the public names: by module."""
 HEAVY = (
     *("torch", "transformers", "vllm", "PIL", "numpy", "peft", "accelerate", "aiohttp", "orjson"),
-    *("tenacity", "pyarrow", "jsonschema", "opentelemetry"),
+    *("pyarrow", "jsonschema", "opentelemetry"),
 )
 
 

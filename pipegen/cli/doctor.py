@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 PACKAGES = (
-    *("torch", "transformers", "accelerate", "peft", "vllm", "aiohttp", "orjson", "tenacity"),
+    *("torch", "transformers", "accelerate", "peft", "vllm", "aiohttp", "orjson"),
     *("pillow", "numpy", "tokenizers", "jinja2", "safetensors", "huggingface-hub"),
     *("pyarrow", "ray"),
 )

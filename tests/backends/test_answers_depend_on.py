@@ -16,7 +16,6 @@ import pytest
 
 pytest.importorskip("torch")
 pytest.importorskip("aiohttp")
-pytest.importorskip("tenacity")
 
 import pipegen as pg
 from pipegen import embedded

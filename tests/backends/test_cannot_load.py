@@ -199,7 +199,6 @@ def test_a_token_server_needs_the_tokenizer_here(
     constructor: Any, broken: Callable[[Change], Path]
 ) -> None:
     pytest.importorskip("aiohttp")
-    pytest.importorskip("tenacity")
     route = constructor(str(broken(without("tokenizer.json"))), base_url="http://127.0.0.1:9")
     assert "cannot read the tokenizer of" in failure_of(route).message
 

@@ -27,7 +27,6 @@ def test_every_backend_is_named_as_its_function() -> None:
 
 def test_a_server_is_asked_where_the_configuration_says() -> None:
     pytest.importorskip("aiohttp")
-    pytest.importorskip("tenacity")
     with FaultyServer() as server:
         said = {"base_url": server.url, "dialect": "vllm", "served_model_name": "toy"}
         with pg.backends.load(config("openai_server", batch_size=3, engine_kwargs=said)) as route:
@@ -41,7 +40,6 @@ def test_a_server_is_asked_where_the_configuration_says() -> None:
 @pytest.mark.parametrize("backend", ["vllm_server", "sglang_server"])
 def test_a_server_asked_by_token_ids_takes_what_its_checkpoint_needs(backend: str) -> None:
     pytest.importorskip("aiohttp")
-    pytest.importorskip("tenacity")
     pytest.importorskip("transformers")
     assert (
         pg.backends.load(
@@ -93,7 +91,6 @@ def test_what_a_server_does_not_take_is_refused(
 def test_a_server_may_be_fallen_back_to() -> None:
     pytest.importorskip("torch")
     pytest.importorskip("aiohttp")
-    pytest.importorskip("tenacity")
     with pg.backends.load(config("hf", fallback_backend="openai_server")) as both:
         assert both.name
 

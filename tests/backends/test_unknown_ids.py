@@ -114,7 +114,6 @@ def test_an_end_token_of_the_checkpoint_that_the_model_cannot_write_breaks_nothi
 
 def test_a_token_server_is_never_sent_one(folder: Path) -> None:
     pytest.importorskip("aiohttp")
-    pytest.importorskip("tenacity")
     from pipegen.testing.faulty import FaultyServer
 
     for constructor in (pg.backends.vllm_server, pg.backends.sglang_server):

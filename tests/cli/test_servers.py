@@ -14,7 +14,6 @@ import pytest
 from support.loopback import JsonHandler, Loopback
 
 pytest.importorskip("aiohttp")
-pytest.importorskip("tenacity")
 Command = Callable[..., Any]
 
 

@@ -44,7 +44,6 @@ CASES = [
 @pytest.fixture
 def server() -> Iterator[FaultyServer]:
     pytest.importorskip("aiohttp")
-    pytest.importorskip("tenacity")
     pytest.importorskip("PIL")
     with FaultyServer(limit=0) as running:  # it names no limit, and keeps none
         yield running

@@ -20,7 +20,6 @@ from pipegen.drivers.light_work import FEW, SHORT
 from pipegen.testing.faulty import FaultyServer
 
 pytest.importorskip("aiohttp")
-pytest.importorskip("tenacity")
 
 HI = {"prompt": "Hi"}
 IMAGE = {"type": "image", "image": b"any bytes"}

@@ -147,7 +147,6 @@ def test_what_a_server_does_not_say_is_as_the_last_run_had_it(tmp_path: Path) ->
 
 def test_a_server_that_is_down_gives_out_what_it_answered_before(tmp_path: Path) -> None:
     pytest.importorskip("aiohttp")
-    pytest.importorskip("tenacity")
     from pipegen.testing.faulty import FaultyServer
 
     requests = [{"messages": [{"role": "user", "content": "abc"}]}]

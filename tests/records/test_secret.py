@@ -106,7 +106,6 @@ def test_extra_body_and_chat_files_hide_keys_too() -> None:
 
 def test_a_server_is_sent_what_is_hidden() -> None:
     pytest.importorskip("aiohttp")
-    pytest.importorskip("tenacity")
     from pipegen.testing.faulty import FaultyServer
 
     with (

@@ -41,7 +41,7 @@ __all__ = [
 ]
 
 
-NEEDED = ("aiohttp", "orjson", "tenacity")
+NEEDED = ("aiohttp", "orjson")
 
 
 def token_server(wire: Wire, settings: TokenServerSettings) -> Route:

@@ -310,7 +310,6 @@ def test_a_bug_of_ones_own_around_the_loading_comes_through(
 
 def test_servers_leave_images_of_such_models_to_others(gemma: Path) -> None:
     pytest.importorskip("aiohttp")
-    pytest.importorskip("tenacity")
     engine = route_to(None, model=Checkpoint(ModelLoadConfig(model=str(gemma)))).engine
     error = engine.prepare_image(SOURCE, VlmPreprocessOptions(), 0).failure()
     assert isinstance(error, UnsupportedMultimodal)

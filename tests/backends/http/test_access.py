@@ -88,7 +88,6 @@ def test_the_key_is_what_was_given_or_set_or_nothing(
 
 def test_the_key_is_in_no_repr_pickle_error_or_result() -> None:
     pytest.importorskip("aiohttp")
-    pytest.importorskip("tenacity")
     key = "sk-very-secret"
     access = access_to(
         "http://h", default="", variable="X", api_key=key, headers={"X-Other": "other-secret"}
@@ -153,7 +152,6 @@ def test_only_of_a_key_is_a_beginning_enough() -> None:
 
 def test_an_error_that_quotes_an_answer_has_no_key_and_an_answer_stays_as_it_is() -> None:
     pytest.importorskip("aiohttp")
-    pytest.importorskip("tenacity")
 
     def answer(finish: str) -> Canned:
         choice = {"index": 0, "finish_reason": finish, "message": {"content": f"It is {KEY}."}}

@@ -13,7 +13,6 @@ from pipegen.testing.faulty import FaultyServer
 
 pytest.importorskip("transformers")
 pytest.importorskip("aiohttp")
-pytest.importorskip("tenacity")
 
 LISTED = [
     {"id": "toy", "max_model_len": 4096, "parent": None},

@@ -212,7 +212,6 @@ def test_what_comes_after_the_stop_is_no_part_of_the_row() -> None:
 @pytest.fixture
 def server() -> Iterator[FaultyServer]:
     pytest.importorskip("aiohttp")
-    pytest.importorskip("tenacity")
     with FaultyServer(reply=lambda ids: [*reversed(ids), 257]) as running:
         running.keeps_bodies = True
         yield running

@@ -341,7 +341,6 @@ def test_a_plugin_sees_the_stop_that_the_server_cut_away() -> None:
 @pytest.fixture
 def server() -> Iterator[FaultyServer]:
     pytest.importorskip("aiohttp")
-    pytest.importorskip("tenacity")
     with FaultyServer() as running:
         running.keeps_bodies = True
         yield running

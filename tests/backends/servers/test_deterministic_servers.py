@@ -14,7 +14,6 @@ from pipegen.testing.faulty import FaultyServer
 
 pytest.importorskip("transformers")
 pytest.importorskip("aiohttp")
-pytest.importorskip("tenacity")
 
 ON_A_GPU: Any = {
     "vllm_env": {"VLLM_BATCH_INVARIANT": True},

@@ -16,7 +16,6 @@ from pipegen.core.slots import Slot
 from pipegen.records.finish_words import meaning_of
 
 pytest.importorskip("aiohttp")
-pytest.importorskip("tenacity")
 
 END = 257
 OPTIONS = {"max_new_tokens": 8}

@@ -21,7 +21,6 @@ import pipegen as pg
 from pipegen.testing.faulty import FAULTS, SAFE, FaultyServer
 
 pytest.importorskip("aiohttp")
-pytest.importorskip("tenacity")
 
 COUNT = int(os.environ.get("PIPEGEN_FAULTY_REQUESTS", "300"))
 TYPED = (pg.BackendFailed, pg.MalformedResponse, pg.RateLimited, pg.Timeout)

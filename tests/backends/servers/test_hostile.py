@@ -17,7 +17,6 @@ from pipegen.testing.faulty import FaultyServer
 from pipegen.testing.hostile import COMPLETE, ENDLESS, SHAPES
 
 pytest.importorskip("aiohttp")
-pytest.importorskip("tenacity")
 
 OPTIONS = pg.GenerationOptions(max_new_tokens=64)
 ROUTES = ("vllm", "sglang", "chat", "vllm chat")

@@ -16,7 +16,6 @@ import pipegen as pg
 from pipegen.testing.faulty import FaultyServer
 
 pytest.importorskip("aiohttp")
-pytest.importorskip("tenacity")
 pytest.importorskip("resource")
 pytestmark = [
     pytest.mark.slow,
@@ -45,7 +44,7 @@ CHILD = """
                 return pg.run(route, requests)
             return [event.slot for event in pg.stream(route, requests) if not isinstance(event, pg.Delta)]
 
-    import aiohttp, orjson, tenacity, PIL.Image, asyncio, concurrent.futures
+    import aiohttp, orjson, PIL.Image, asyncio, concurrent.futures
     PIL.Image.init()
     resource.setrlimit(resource.RLIMIT_AS, (5 * 2**30, 5 * 2**30))
     start = from_here()

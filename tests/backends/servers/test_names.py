@@ -12,7 +12,6 @@ from pipegen.backends.servers import facts
 from pipegen.testing.faulty import FaultyServer
 
 pytest.importorskip("aiohttp")
-pytest.importorskip("tenacity")
 
 
 @pytest.mark.parametrize("without", [(), ("/v1/models",)], ids=["lists another", "lists none"])

@@ -13,7 +13,6 @@ from pipegen.core.slots import Slot, is_ok
 from pipegen.testing.faulty import EOS, FaultyServer
 
 pytest.importorskip("aiohttp")
-pytest.importorskip("tenacity")
 
 AGE = {"type": "object", "properties": {"age": {"type": "integer"}}, "required": ["age"]}
 PATHS = {"vllm": "/inference/v1/generate", "sglang": "/generate", "chat": "/v1/chat/completions"}

@@ -19,7 +19,6 @@ from pipegen.core.errors import BackendFailed, RateLimited, Timeout
 from pipegen.core.slots import is_ok
 
 pytest.importorskip("aiohttp")
-pytest.importorskip("tenacity")
 
 ROWS = 40
 GOOD = json.dumps(

@@ -14,7 +14,6 @@ import pipegen as pg
 from pipegen.backends.http.client import BASE
 
 pytest.importorskip("aiohttp")
-pytest.importorskip("tenacity")
 
 ANSWER: dict[str, Any] = {
     "choices": [{"index": 0, "finish_reason": "stop", "message": {"content": "Hello"}}]

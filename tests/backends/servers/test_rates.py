@@ -20,7 +20,6 @@ from pipegen.backends.http.rates import MINUTE, Left, Limits, Rates, Turn, left_
 from pipegen.core.slots import is_ok
 
 pytest.importorskip("aiohttp")
-pytest.importorskip("tenacity")
 
 
 @pytest.fixture(autouse=True)

@@ -17,7 +17,6 @@ from pipegen.backends.servers.wire import Completion, WireRequest
 from pipegen.core.errors import BackendFailed, RateLimited, Timeout
 
 pytest.importorskip("aiohttp")
-pytest.importorskip("tenacity")
 
 SECONDS = 600.0
 

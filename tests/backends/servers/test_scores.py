@@ -21,7 +21,6 @@ from pipegen.records.options import GenerationOptions, resolve
 from pipegen.testing.faulty import FaultyServer
 
 pytest.importorskip("aiohttp")
-pytest.importorskip("tenacity")
 
 ASK = ServerRequest(
     options=resolve(GenerationOptions(max_new_tokens=1)),

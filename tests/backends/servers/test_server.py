@@ -20,7 +20,6 @@ from pipegen.records.results import Encoded, Prompt
 from pipegen.testing.faulty import EOS, FaultyServer, _http
 
 pytest.importorskip("aiohttp")
-pytest.importorskip("tenacity")
 
 
 def test_without_its_endpoint_text_goes_by_completions_and_images_are_refused() -> None:

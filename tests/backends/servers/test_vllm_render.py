@@ -121,7 +121,6 @@ class Sized(ToyModel):
 
 
 pytest.importorskip("aiohttp")
-pytest.importorskip("tenacity")
 
 LOOKS = [pg.VlmGenerationRequest(prompt="Hi", images=[b"x"]), pg.TextGenerationRequest(prompt="Hi")]
 

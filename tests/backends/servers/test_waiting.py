@@ -15,7 +15,6 @@ from support.served import route_to
 import pipegen as pg
 
 pytest.importorskip("aiohttp")
-pytest.importorskip("tenacity")
 
 COUNT = 200
 
