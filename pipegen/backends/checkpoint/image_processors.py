@@ -18,7 +18,7 @@ from returns.result import Failure, Success
 
 from pipegen.backends.checkpoint.locate import ModelFiles
 from pipegen.core.errors import ContractError, UnsupportedMultimodal
-from pipegen.core.foreign_calls import call_tokenizer
+from pipegen.core.foreign_calls import attempt, call_tokenizer
 from pipegen.core.slots import Slot
 from pipegen.engines.tokenizer import Tokenizer
 from pipegen.media.image import as_pil
@@ -71,10 +71,16 @@ def spec_from(image_processor: Any, config: Any = None) -> ImageSpec:
 
 
 def names_grid(files: ModelFiles) -> bool:
-    """Whether the files of a model's processor name one of `GRID_PROCESSORS`."""
-    own, whole = map(files.json, ("preprocessor_config.json", "processor_config.json"))
-    named = str(own.get("image_processor_type")).removesuffix("Fast")
-    return named in GRID_PROCESSORS and "auto_map" not in own and "image_processor" not in whole
+    """Whether the files of a model's processor name one of `GRID_PROCESSORS`. Files that are not in
+    order name none: transformers refuses them where the processor is loaded.
+    """
+
+    def named() -> bool:
+        own, whole = map(files.json, ("preprocessor_config.json", "processor_config.json"))
+        kind = str(own.get("image_processor_type")).removesuffix("Fast")
+        return kind in GRID_PROCESSORS and "auto_map" not in own and "image_processor" not in whole
+
+    return attempt(named).value_or(False)
 
 
 def spec_of_grid(image_processor: Any, config: Any = None) -> ImageSpec:
