@@ -252,7 +252,7 @@ def core_only(session: nox.Session) -> None:
         (
             "not pipegen.backends.hf and not composes and not known_words and not decoded_by and"
             " not template.literals and not io.arrow_values and not likeliest_array"
-            " and not checkpoint.chat_jinja"
+            " and not checkpoint.chat_jinja and not checkpoint.file_config"
         ),
     )
     run(
