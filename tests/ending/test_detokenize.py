@@ -341,3 +341,12 @@ def test_sixteen_tokens_wait_for_a_character_and_the_next_ends_the_wait(before: 
     waited = [detokenizer.feed(0xFF) for _ in range(17)]
     assert waited == [*[""] * 16, 14 * REPLACEMENT]  # three may be a character that is incomplete
     assert detokenizer.finish() == 3 * REPLACEMENT
+
+
+def test_it_waits_while_a_character_is_incomplete() -> None:
+    folded = Detokenizer(TOY)
+    first, second = TOY.encode("é")
+    folded.feed(first)
+    assert folded.waits
+    folded.feed(second)
+    assert not folded.waits
