@@ -281,8 +281,9 @@ def open_routes(load: Load) -> Pipe[GenerationRequest, GenerationResult]:
 
 
 def import_while_waiting(route: Any) -> None:
-    """Where stdin has nothing to read yet, since another program still makes it, read the models of
-    a route and import what computes them. What fails here fails the first request, which says why.
+    """Where stdin has nothing to read yet, since another program still makes it, read the model of a
+    route's first engine and import what computes it: the others are fallbacks. What fails here
+    fails the first request, which says why.
 
     Of a file, nothing is gained by a thread that imports: reading and checking its lines is Python
     too, which one thread runs at a time.
@@ -292,6 +293,6 @@ def import_while_waiting(route: Any) -> None:
     except (OSError, ValueError):  # no file of the system, or none that the platform tells of
         ready = True
     if not ready:
-        for engine in route.owns:
+        for engine in route.owns[:1]:
             reader_of(engine)()
             attempt(getattr(engine, "import_packages", lambda: None))

@@ -149,10 +149,10 @@ class Generate:
         """
         if self._settings is None:
             return [(None, request) for request in requests]
-        key_of = Keys(self._settings).of
+        keys = Keys(self._settings)  # equal requests have one key, and share one answer
         return [
             (
-                ready.map(key_of).value_or(None),
+                ready.map(keys.first).map(bytes.hex).value_or(None),
                 ready.bind(partial(_with_options_of, unmerged)),
             )
             for unmerged, ready in zip(requests, self._admission.batch(requests), strict=True)

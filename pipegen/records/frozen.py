@@ -154,13 +154,14 @@ def plain_number(value: object) -> Any:
 
 def plain_id(value: object) -> Any:
     """A whole number that was read as a float as an integer: pandas makes floats of a column of
-    whole numbers in which one is missing. From 2**53 on they are rounded, and stay as they are.
+    whole numbers in which one is missing. From 2**53 on they are rounded, and stay as they are, as
+    those of fewer bits do.
 
     >>> plain_id(2.0), plain_id("2.0"), plain_id(1.5), plain_id(2.0**53)
     (2, '2.0', 1.5, 9007199254740992.0)
     """
     number = plain_number(value)
-    whole = type(number) is float and number.is_integer() and abs(number) < _ROUNDED
+    whole = isinstance(value, float) and value.is_integer() and abs(value) < _ROUNDED
     return int(number) if whole else number
 
 

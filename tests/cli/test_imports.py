@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from pipegen.cli import main
+from pipegen.cli.usage import import_while_waiting
+from pipegen.testing.fake import FakeEngine
 
 pytest.importorskip("torch")
 
@@ -104,6 +108,20 @@ def test_an_engine_is_imported_while_stdin_has_nothing_to_read(written: str) -> 
     )
     assert done.stderr.splitlines()[0] == str(not written)
     assert len(done.stdout.splitlines()) == 1 + bool(written)
+
+
+def test_what_a_fallback_runs_on_is_not_imported_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+    imported = list[str]()
+
+    class Named(FakeEngine):
+        def import_packages(self) -> None:
+            imported.append(self.name)
+
+    read, write = os.pipe()
+    with open(read, encoding="utf-8") as empty, open(write, "w", encoding="utf-8"):
+        monkeypatch.setattr(sys, "stdin", empty)
+        import_while_waiting(SimpleNamespace(owns=(Named("a", name="main"), Named("b"))))
+    assert imported == ["main"]
 
 
 ASKS = """

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 import pipegen as pg
+from pipegen.testing.fake import FakeEngine
 
 pytest.importorskip("torch")
 pa: Any = pytest.importorskip("pyarrow")
@@ -39,3 +40,15 @@ def test_a_configuration_asks_conversations(tmp_path: Path) -> None:
         assert [row["text"] for row in rows] == [plain.text, talk.text]
         assert (rows[0]["rounds"], len(rows[1]["rounds"])) == (None, 2)
         assert rows[1]["token_ids"] == [*talk.token_ids]
+
+
+def test_equal_requests_of_a_job_share_one_answer(tmp_path: Path) -> None:
+    engine = FakeEngine("answer")
+    for rows in (3, 1, 4):
+        generate = pg.ray.Generate(lambda: pg.route(engine), job=tmp_path / "job")
+        try:
+            answers = asyncio.run(generate(pa.table({"prompt": ["same"] * rows}))).to_pylist()
+        finally:
+            generate.close()
+        assert [row["ok"] for row in answers] == [True] * rows
+    assert sum(map(len, engine.calls)) == 1

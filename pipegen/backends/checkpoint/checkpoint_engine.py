@@ -91,6 +91,8 @@ class CheckpointEngine(HasModelMetadata, Pluggable):
     """
 
     name: str
+    _kind: str
+    """Its name among `ENGINES`, whatever a subclass is called."""
     tells_tokens = True
     """To be told of tokens as they are made costs little."""
 
@@ -136,7 +138,7 @@ class CheckpointEngine(HasModelMetadata, Pluggable):
         why_not["videos"] = why_not["images"] or self._no_videos_because
         return Capabilities(
             engine=self.name,
-            honours=ENGINES[self.name] - {kind for kind, why in why_not.items() if why},
+            honours=ENGINES[self._kind] - {kind for kind, why in why_not.items() if why},
             reason=why_not["images"],
             no_videos_because=why_not["videos"],
             vocab_size=checkpoint.vocab_size,

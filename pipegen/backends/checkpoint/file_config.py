@@ -70,7 +70,7 @@ def config_in(entries: Mapping[str, Any], *, ends: bool = False) -> FileConfig |
         and (ends or text.get("eos_token_id") is not None)
         and all(each.dtype in _DTYPES for each in (config, config.get_text_config()))
         and not any(part in entries for part in _PARTS if not images or part != "text_config")
-        and _is_plain(text.get("rope_parameters") or text.get("rope_scaling") or {})
+        and all(_is_plain(text.get(name) or {}) for name in ("rope_parameters", "rope_scaling"))
     )
     return config if known else None
 

@@ -40,6 +40,9 @@ _NAMED = (
     "mask_token",
 )
 """The special tokens that any tokenizer may have, in the order in which they are added."""
+_MORE = {"extra_special_tokens", "additional_special_tokens"}
+_SPLITTING = ("single_word", "normalized")
+"""Flags of an added token that say where it is found in text."""
 _ENTRIES = ("unk_token", "continuing_subword_prefix", "end_of_word_suffix", "dropout")
 _SWITCHES = ("fuse_unk", "byte_fallback", "ignore_merges")
 """What a model by BPE has besides its vocabulary."""
@@ -196,6 +199,11 @@ def light_tokenizer(
     the wrong type.
     """
     if "added_tokens_decoder" not in settings:
+        more = _MORE & {*special_tokens_map}
+        if (more and _MORE & {*settings}) or not all(
+            name in more or name.endswith("_token") for name in special_tokens_map
+        ):
+            return None
         settings = {**settings, **{k: _as_special(v) for k, v in special_tokens_map.items()}}
     classes = candidates(model_type, settings.get("tokenizer_class"))
     known = all(_is_known(name, value) for name, value in settings.items())
@@ -211,6 +219,9 @@ def light_tokenizer(
     bos = ids["bos_token_id"]
     begins = bos is not None and tokenizer.encode("a").ids[:1] == [bos]
     own = added_states(tokenizer)
+    changed = [(own[place], state) for place, state in added.items() if place in own]
+    if any(mine[flag] != state[flag] for mine, state in changed for flag in _SPLITTING):
+        return None  # other ids than by the file: what transformers loads is compared with it
     recipe = {
         "special": special,
         "begins": [bos] if begins else [],
@@ -276,8 +287,7 @@ def _loaded(
     elif not _makes(making, tokenizer, settings, str(special.get("unk_token"))):
         return None
     before = [*made.get_added_tokens_decoder().values()]
-    written = {repr(token) for token in before}
-    adds = [by_id[place] for place in sorted(by_id) if repr(by_id[place]) not in written]
+    adds = [by_id[place] for place in sorted(by_id)]
     texts = {token.content for token in (*before, *adds)}
     for token in tokens:
         if str(token) not in texts and token not in adds:

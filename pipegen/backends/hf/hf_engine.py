@@ -60,7 +60,7 @@ class HFEngine(CheckpointEngine):
     ('<|image_pad|>', False)
     """
 
-    name = "hf"
+    name = _kind = "hf"
 
     def __init__(self, load: ModelLoadConfig, checkpoint: Checkpoint | None = None) -> None:
         super().__init__(load, checkpoint)

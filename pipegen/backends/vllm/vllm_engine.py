@@ -78,7 +78,7 @@ class VLLMEngine(CheckpointEngine):
     nearest one, for an argument).
     """
 
-    name = "vllm"
+    name = _kind = "vllm"
 
     def __init__(self, load: ModelLoadConfig) -> None:
         need("vllm", "vllm", "the vLLM engine")
