@@ -41,7 +41,7 @@ ROOMS = (
 )
 """Each imports only itself and those before it."""
 BUDGETS = {
-    "backends": 133_900,
+    "backends": 134_050,
     "cli": 41_700,
     "records": 39_100,
     "report": 32_350,

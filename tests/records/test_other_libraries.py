@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import pipegen as pg
-from pipegen.records.frozen import freeze
+from pipegen.records.frozen import freeze, plain_id
 from pipegen.records.messages import ImageSource
 from pipegen.records.parse_request import request_from
 from pipegen.testing.fake import FakeEngine
@@ -199,3 +199,9 @@ def test_a_pil_image_of_a_mode_without_a_file_form_is_refused_with_the_way(mode:
     Image = pytest.importorskip("PIL.Image")
     with pytest.raises(pg.InvalidField, match=rf'of mode {mode}.*image\.convert\("RGB"\)'):
         ImageSource.of(Image.new(mode, (4, 4)))
+
+
+def test_an_id_of_few_bits_is_not_taken_for_a_whole_number() -> None:
+    """Neighbours above 2**24 are one float32."""
+    assert plain_id(numpy.float64(16777217)) == 16777217
+    assert isinstance(plain_id(numpy.float32(16777217)), float)

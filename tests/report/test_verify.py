@@ -110,7 +110,7 @@ def test_an_empty_answer_shows_the_prompt_and_nothing_else() -> None:
     row = module._row(reference, result).unwrap()
     assert (row.empty, row.ids) == (True, reference.engine.eos_token_ids[:1])
     assert (
-        module._row(pg.Success(result), pg.route(FakeEngine("", eos_tokens=())))
+        module._row(pg.route(FakeEngine("", eos_tokens=())), result)
         .failure()
         .message.startswith("the server answers nothing")
     )

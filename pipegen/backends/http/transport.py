@@ -297,7 +297,7 @@ class Transport:
         while trouble.again and self.retries:
             asked = trouble.error.retry_after if isinstance(trouble.error, RateLimited) else None
             # while the server is down the gate lets rows through one by one
-            jitter = 0.0 if gate.down else pause + random.uniform(0, FIRST_WAIT)  # noqa: S311
+            jitter = 0.0 if gate.down else pause + FIRST_WAIT * random.random()  # noqa: S311
             wait, pause = max(asked or 0.0, jitter), min(2 * pause, LONGEST_WAIT)
             if not (trouble.later and gate.patient and loop.time() < patient_until):
                 counted += 1

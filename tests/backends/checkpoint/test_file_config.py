@@ -126,6 +126,10 @@ def test_a_family_that_takes_images_is_one_of_transformers(family: str) -> None:
         {"dtype": "int8"},
         {"rope_scaling": {"type": "longrope"}},
         {"rope_scaling": {"type": "yarn"}},
+        {
+            "rope_parameters": {"rope_type": "default"},
+            "rope_scaling": {"type": "linear", "factor": 2},
+        },
         {"rope_parameters": {"full_attention": {"rope_type": "default"}}},
         {"text_config": {}},
     ],

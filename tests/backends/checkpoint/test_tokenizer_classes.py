@@ -89,7 +89,7 @@ def made(name: str, folder: Path, **settings: Any) -> Path:
     if name in ("GPT2Tokenizer", "CohereTokenizer"):
         settings = {"add_prefix_space": False, **settings}
     flags = settings.get("added_tokens_decoder")
-    if flags and "900" not in flags:  # changes of what the file has
+    if isinstance(flags, dict) and "900" not in flags:  # changes of what the file has
         tokens = json.loads((folder / "tokenizer.json").read_text())["added_tokens"]
         settings["added_tokens_decoder"] = {
             token.pop("id"): {**token, **flags.get(token["content"], {})} for token in tokens
@@ -135,6 +135,55 @@ def test_the_files_of_each_class_give_what_it_gives(
         for renderer in (rendered, read)
     ]
     assert texts[0] == texts[1]
+
+
+def with_flag(folder: Path, text: str, **flags: bool) -> None:
+    """Change the flags of an added token of `tokenizer.json`."""
+    file = folder / "tokenizer.json"
+    content = json.loads(file.read_text())
+    for token in content["added_tokens"]:
+        if token["content"] == text:
+            token.update(flags)
+    file.write_text(json.dumps(content))
+
+
+def test_a_named_token_is_special_whatever_the_file_says_of_it(tmp_path: Path) -> None:
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "added_tokens_decoder": ...}
+    folder = made("Qwen2Tokenizer", tmp_path / "model", **settings)
+    with_flag(folder, "<|im_end|>", special=False)
+    (by_class, _), (light, _) = loaded(folder, None), loaded(folder, "a")
+    assert isinstance(light.source, LightTokenizer)
+    assert added_states(light.source.backend_tokenizer) == added_states(
+        by_class.source.backend_tokenizer
+    )
+    assert "<|im_end|>" in light.special_tokens == by_class.special_tokens
+
+
+@pytest.mark.parametrize(
+    ("map_of", "settings"),
+    [
+        ({"additional_special_tokens": ["<x>"]}, {"additional_special_tokens": ["<y>"]}),
+        ({"additional_special_tokens": ["<x>"]}, {"extra_special_tokens": {"own_token": "<y>"}}),
+        ({"chat_template": "other"}, {}),
+    ],
+    ids=str,
+)
+def test_a_map_of_special_tokens_that_says_otherwise_goes_through_the_class(
+    map_of: dict[str, Any], settings: dict[str, Any], tmp_path: Path
+) -> None:
+    folder = made("Qwen2Tokenizer", tmp_path / "model", added_tokens_decoder=..., **settings)
+    (folder / "special_tokens_map.json").write_text(json.dumps(map_of))
+    assert not isinstance(loaded(folder, "a")[0].source, LightTokenizer)
+
+
+def test_a_token_that_is_found_elsewhere_than_by_the_file_goes_through_the_class(
+    tmp_path: Path,
+) -> None:
+    flags = {"added_tokens_decoder": {"<|im_end|>": FLAGS}}
+    folder = made("Qwen2Tokenizer", tmp_path / "model", **flags)
+    assert isinstance(loaded(folder, "a")[0].source, LightTokenizer)
+    with_flag(folder, "<|im_end|>", single_word=True)
+    assert not isinstance(loaded(folder, "b")[0].source, LightTokenizer)
 
 
 @pytest.mark.parametrize("part", ["normalizer", "pre_tokenizer", "decoder", "model"])

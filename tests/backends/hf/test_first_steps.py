@@ -252,7 +252,7 @@ def test_a_verdict_is_kept_for_the_model_and_the_versions(
     other = write_model(tmp_path / "other", "qwen3", seed=1)
     new_engine(other).generate(INPUTS)
     assert len(checks) == 3
-    monkeypatch.setattr(verdicts, "_version", lambda package: "newer")
+    monkeypatch.setattr(verdicts, "installed", lambda package: "newer")
     new_engine(folder).generate(INPUTS)
     assert len(checks) == 4
 

@@ -14,9 +14,11 @@ from support.calls import events as events_of
 from support.models import encoded
 from support.rows import FAMILY, PROMPTS, ids, raws, sampled
 
+from pipegen.backends.hf.hf_engine import HFEngine
 from pipegen.core.errors import BackendFailed, CallFailed, InvalidRequest
 from pipegen.engines.plugin import Plugin
 from pipegen.engines.protocol import Engine, RowDone, TokensMade
+from pipegen.engines.settings import ModelLoadConfig
 from pipegen.records.messages import ImageSource
 from pipegen.records.options import DEFAULTS, StopOptions
 from pipegen.records.results import Encoded
@@ -352,3 +354,11 @@ def test_nothing_is_printed_or_logged(
         )
     assert capfd.readouterr() == ("", "")
     assert not caplog.records
+
+
+def test_a_subclass_may_have_its_own_name() -> None:
+    class Mine(HFEngine):
+        name = "mine"
+
+    load = ModelLoadConfig(model="embedded")
+    assert Mine(load).capabilities.honours == HFEngine(load).capabilities.honours
