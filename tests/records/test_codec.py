@@ -23,7 +23,7 @@ from pipegen.answer.json_check import wrong_in_json
 from pipegen.config import lines_schema
 from pipegen.core.errors import GenerationError, Refused, Timeout
 from pipegen.io.jsonl import from_plain, to_plain
-from pipegen.records import strict_json
+from pipegen.records import codec, strict_json
 from pipegen.records.codec import (
     declared,
     decode,
@@ -327,3 +327,11 @@ def test_what_an_error_does_not_have_is_left_out() -> None:
     assert not {"incident", "lasting", "earlier"} & error_to_plain(Timeout("slow")).keys()
     with pytest.raises(InvalidField, match=r"takes one of \w+(, \w+)+, not None$"):
         error_from({})
+
+
+def test_a_brief_record_has_its_brief_fields_alone() -> None:
+    codec._writes.cache_clear()  # what a test before has asked is not asked again
+    result = GenerationResult(
+        text="a", raw_text="a", finish=Finish.EOS, options=resolve(GenerationOptions())
+    )
+    assert {"text", "finish"} <= encode(result, brief=True).keys() < encode(result).keys()
