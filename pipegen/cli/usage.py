@@ -285,8 +285,8 @@ def import_while_waiting(route: Any) -> None:
     route's first engine and import what computes it: the others are fallbacks. What fails here
     fails the first request, which says why.
 
-    Of a file, nothing is gained by a thread that imports: reading and checking its lines is Python
-    too, which one thread runs at a time.
+    Of a file, the first lines import it, and the others are read after that. A thread that imports
+    gains nothing there: reading and checking lines is Python too, which one thread runs at a time.
     """
     try:
         ready = bool(select.select([sys.stdin], [], [], 0)[0])

@@ -110,6 +110,44 @@ def test_an_engine_is_imported_while_stdin_has_nothing_to_read(written: str) -> 
     assert len(done.stdout.splitlines()) == 1 + bool(written)
 
 
+READS = """
+import sys
+import pipegen.cli, pipegen.cli.sources as sources
+records_of, count = sources.records_of, 0
+def counted(path, stream):
+    global count
+    for record in records_of(path, stream):
+        count += 1
+        yield record
+class Engine:
+    def find_spec(self, name, *others):
+        if name == "pipegen.backends.hf.computing":
+            print(count, file=sys.stderr)
+sources.records_of = counted
+sources._records = lambda path: None  # what counts the lines for the progress line
+sys.meta_path.insert(0, Engine())
+sys.argv = ["pipegen", *sys.argv[1:]]
+pipegen.cli.main()
+"""
+
+
+@pytest.mark.parametrize("out", [(), ("-o", "out.jsonl")])
+def test_an_engine_is_imported_when_the_first_lines_of_a_file_are_read(
+    out: tuple[str, ...], tmp_path: Path
+) -> None:
+    lines = (json.dumps({"id": n, "prompt": "Hi"}) for n in range(200))
+    (tmp_path / "in.jsonl").write_text("\n".join(lines), encoding="utf-8")
+    command = ("generate", "in.jsonl", "--model", "embedded", "--max-new-tokens", "1", "--quiet")
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", READS, *command, *out],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        check=True,
+    )
+    assert 1 <= int(done.stderr.splitlines()[0]) <= 32
+
+
 def test_what_a_fallback_runs_on_is_not_imported_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
     imported = list[str]()
 
