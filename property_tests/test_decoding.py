@@ -409,13 +409,13 @@ def test_a13_the_stop_string_goes_before_the_length(text: str, written: str) -> 
 
 @given(generations(), st.booleans(), st.sampled_from([None, "criteria"]))
 def test_how_an_engine_ended_a_row_counts_only_where_nothing_else_did(
-    row: Generation, aborted: bool, halted: str | None
+    row: Generation, aborted: bool, ended_by_plugin: str | None
 ) -> None:
     follower = row.follower()
     shown = "".join(map(follower.feed, row.token_ids))
     assume(follower.finish is None)
-    shown += follower.close(aborted=aborted, halted=halted)
-    judged = row.judged(row.raw(aborted=aborted, halted=halted))
+    shown += follower.close(aborted=aborted, ended_by_plugin=ended_by_plugin)
+    judged = row.judged(row.raw(aborted=aborted, ended_by_plugin=ended_by_plugin))
     if follower.failure is None:
         decoded = judged.unwrap()
         assert (follower.finish, follower.stop) == (decoded.finish, decoded.stop)

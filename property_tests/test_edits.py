@@ -166,7 +166,7 @@ def shown(slot: Any) -> str:
     if not isinstance(value, Decoded):
         return repr(value)
     raw = dataclasses.replace(value.raw, ending=None)
-    return repr(dataclasses.replace(value, raw=raw, followed=None))
+    return repr(dataclasses.replace(value, raw=raw, engine_texts=None))
 
 
 @given(TEXTS, st.booleans(), NAMES, OPTIONS)

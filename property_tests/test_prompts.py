@@ -224,7 +224,7 @@ def with_images(raw: Any, mark: str, parts: list[str | PreparedImage]) -> Prompt
         job,
         tokenizer,
         HFRenderer(raw, raw.chat_template),
-        written=image_tokens(images, tokenizer, mark),
+        image_marks=image_tokens(images, tokenizer, mark),
     )
     return rendered.bind(lambda text: tokenize_row(text, images, tokenizer, mark)).unwrap()
 

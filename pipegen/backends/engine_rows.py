@@ -33,13 +33,17 @@ class RowState:
     ) -> None:
         self.position, self.encoded, self.options = position, encoded, encoded.options
         self.fold = TokenFold(
-            encoded.options, tokenizer, eos_token_ids, plugins if encoded.watched else (), text=text
+            encoded.options,
+            tokenizer,
+            eos_token_ids,
+            plugins if encoded.plugins_in_engine else (),
+            text=text,
         )
         self.token_ids = self.fold.token_ids
         """What was generated so far."""
         self.logprobs: list[TokenLogprob] = []
         self.error: GenerationError | None = None
-        self.halted: str | None = None
+        self.ended_by_plugin: str | None = None
         """The plugin that ended the row by a hook of the engine's own."""
         self.aborted = False
         self.dropped = False
@@ -55,7 +59,7 @@ class RowState:
         return (
             self.fold.finish is not None
             or self.error is not None
-            or self.halted is not None
+            or self.ended_by_plugin is not None
             or self.dropped
             or self.aborted
         )
@@ -92,7 +96,7 @@ class RowState:
     def slot(self) -> Slot[Raw]:
         """The finished row's answer."""
         if self.error is None:
-            self.fold.close(aborted=self.aborted, halted=self.halted)
+            self.fold.close(aborted=self.aborted, ended_by_plugin=self.ended_by_plugin)
             self.fail(self.fold.failure)
         if self.error is not None:
             return Failure(self.error)
@@ -106,7 +110,7 @@ class RowState:
                 token_ids=ids,
                 logprobs=logprobs,
                 aborted=self.aborted,
-                halted=self.halted,
+                ended_by_plugin=self.ended_by_plugin,
                 ending=self.fold.ending,
             )
         )

@@ -139,12 +139,14 @@ def text_offset(raw_offset: int, text_ends: Sequence[int], raw_ends: Sequence[in
     )
 
 
-def not_ended(full: bool, *, aborted: bool, halted: str | None) -> tuple[Finish, str | int | None]:
+def not_ended(
+    full: bool, *, aborted: bool, ended_by_plugin: str | None
+) -> tuple[Finish, str | int | None]:
     """How a row ends that nothing in it ends: the engine gave it up, a plugin of the engine's own
-    (named by `halted`) ended it, or it is `full`."""
-    if aborted or halted is None:
+    (named by `ended_by_plugin`) ended it, or it is `full`."""
+    if aborted or ended_by_plugin is None:
         return (Finish.LENGTH if full and not aborted else Finish.ABORTED), None
-    return Finish.PLUGIN, halted
+    return Finish.PLUGIN, ended_by_plugin
 
 
 class Stripper:
@@ -371,13 +373,15 @@ class TokenFold(TextFold):
             shown += self.feed(token_id)
         return shown
 
-    def close(self, *, aborted: bool = False, halted: str | None = None) -> str:
+    def close(self, *, aborted: bool = False, ended_by_plugin: str | None = None) -> str:
         """The row gets no more tokens: the engine gave up, or a plugin of its own (named by
-        `halted`) ended it. Returns the text still held."""
+        `ended_by_plugin`) ended it. Returns the text still held."""
         if self.finish is not None:
             return ""
         try:
-            shown = self._end(*not_ended(self.count > self.last, aborted=aborted, halted=halted))
+            shown = self._end(
+                *not_ended(self.count > self.last, aborted=aborted, ended_by_plugin=ended_by_plugin)
+            )
         except EXHAUSTED as raised:
             return self._fail(raised)
         return shown if self._shows else ""

@@ -1,4 +1,4 @@
-"""A plugin is a value: what it needs of an engine, and up to three things that it does.
+"""A plugin is a value: what it needs of an engine, and what it does.
 
 `feed` watches the text of one row as it comes and may halt it; it is engine-neutral, incremental
 and pure: state in, state out. `trim` is a pure function on the finished text. `logits_processor`

@@ -122,7 +122,7 @@ def _line_of(slot: Slot[Any]) -> str:
 
 _KINDS: Mapping[str, tuple[type[Any], str]] = {
     "tokens": (Raw, "encoded"),
-    "text": (ChatOutput, "job"),
+    "text": (ChatOutput, "resolved"),
     "tools": (ToolReplies, "result"),
 }
 """The answers that have a plain form, each with its field for what was asked."""

@@ -148,7 +148,7 @@ class Encoded:
     """The ids and the images."""
     clipped_from: int | None = None
     """The requested `max_new_tokens`, if `on_overflow="clip"` lowered it."""
-    watched: bool = True
+    plugins_in_engine: bool = True
     """Whether plugins watch the row while it is generated. False where a stage of one's own may
     change what they are to see: then the stage `stop` shows them the text."""
     checked: int | None = dataclasses.field(default=None, init=False, compare=False, repr=False)
@@ -270,7 +270,7 @@ class Raw:
     """One for each id of the prompt, None for the first, if the option `prompt_logprobs` is on."""
     aborted: bool = False
     """The engine stopped the row early, for example because it was cancelled."""
-    halted: str | None = None
+    ended_by_plugin: str | None = None
     """The name of the engine-side plugin that ended the row."""
     ending: Annotated[Ending | None, UNWRITTEN] = None
     """How the row ended, where it was followed: the stage `stop` then looks for no stop again, and
@@ -288,7 +288,7 @@ class ChatOutput:
     """What a chat server answered for one row."""
 
     _text_is = "text"  # what a stage that keeps the text may not change: see pg.each
-    job: Annotated[ResolvedRequest, UNWRITTEN]
+    resolved: Annotated[ResolvedRequest, UNWRITTEN]
     """What it was asked."""
     text: Annotated[str, string]
     """The answer, cut before the stop."""
@@ -333,11 +333,11 @@ class Decoded:
     """How the generation ended."""
     stop: str | int | None = None
     """The stop string, token id or plugin that ended it."""
-    written: str | None = None
+    stage_text: str | None = None
     """The text as the stages `decode` and `stop` wrote it, from what the engine generated. Another
     `text` is one that a stage of your own has changed.
     """
-    followed: tuple[str, str, tuple[int, ...], tuple[int, ...]] | None = None
+    engine_texts: tuple[str, str, tuple[int, ...], tuple[int, ...]] | None = None
     """The texts that `raw.ending` is about, and the lengths after each token, where the row was
     followed: other texts are searched again.
     """

@@ -196,7 +196,7 @@ def _admission(
             if stop is None
             else unchecked_replace(value.options, stop=unchecked_replace(stop, stop=()))
         )
-        return Success(unchecked_replace(value, options=unstopped, watched=False))
+        return Success(unchecked_replace(value, options=unstopped, plugins_in_engine=False))
 
     return None if halts and not (absent or changes or refused) else admit
 

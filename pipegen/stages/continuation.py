@@ -261,21 +261,21 @@ def kept_turn(request: GenerationRequest) -> Continues | None:
 
 
 class PromptInputs(NamedTuple):
-    """What a job's prompt is written by."""
+    """What a request's prompt is written by."""
 
-    job: ResolvedRequest
+    resolved: ResolvedRequest
     tokenizer: Tokenizer
     renderer: Renderer
-    written: str
+    image_marks: str
     """The added tokens that stand for images and videos."""
 
     @property
     def chat(self) -> ChatTemplateOptions:
-        return self.job.options.chat or ChatTemplateOptions()
+        return self.resolved.options.chat or ChatTemplateOptions()
 
     def control(self) -> ControlTokens:
         template = probed_template(self.renderer, self.chat)
-        return template_facts(self.tokenizer, template, self.written).control
+        return template_facts(self.tokenizer, template, self.image_marks).control
 
 
 def bridged(inputs: PromptInputs, continues: Continues, render: Render) -> Slot[Rendered]:
@@ -284,8 +284,8 @@ def bridged(inputs: PromptInputs, continues: Continues, render: Render) -> Slot[
     `TemplateFailed` where the template has none for these messages, `InvalidRequest` where the ids
     are another tokenizer's, and all that the render of the messages fails with.
     """
-    job, tokenizer, renderer, _ = inputs
-    request, chat = job.request, inputs.chat
+    resolved, tokenizer, renderer, _ = inputs
+    request, chat = resolved.request, inputs.chat
     messages = request.messages or ()
     read = text_crc32(spell(tokenizer, continues.token_ids)[0])
     if continues.raw_text_crc32 not in (None, read):

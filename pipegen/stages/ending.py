@@ -186,8 +186,13 @@ def decode_row(raw: Raw, tokenizer: Tokenizer, eos_token_ids: Sequence[int] = ()
         shown, last = ids[:-1], added(tokenizer, ids[-1])
     else:
         complete = count == len(ids)  # how the engine ended the row, it says of its last token
-        aborted, halted = complete and raw.aborted, raw.halted if complete else None
-        finish, stop = not_ended(len(ids) >= limit, aborted=aborted, halted=halted)
+        aborted, ended_by_plugin = (
+            complete and raw.aborted,
+            raw.ended_by_plugin if complete else None,
+        )
+        finish, stop = not_ended(
+            len(ids) >= limit, aborted=aborted, ended_by_plugin=ended_by_plugin
+        )
     raw_text, raw_ends = spell(tokenizer, ids)
     if hidden.isdisjoint(shown) and last is not None and len(last) < len(raw_text):
         # It is known what the ending token has put to the text.
@@ -196,9 +201,9 @@ def decode_row(raw: Raw, tokenizer: Tokenizer, eos_token_ids: Sequence[int] = ()
         text, text_ends = spell(tokenizer, shown, hidden)
     if by_id:
         text_ends += text_ends[-1:] or (0,)
-    followed = None
+    engine_texts = None
     if raw.ending is not None:  # `stop` sees whether it is about this answer
-        followed = (text, raw_text, text_ends, raw_ends)
+        engine_texts = (text, raw_text, text_ends, raw_ends)
     return Success(
         Decoded(
             raw=raw,
@@ -208,8 +213,8 @@ def decode_row(raw: Raw, tokenizer: Tokenizer, eos_token_ids: Sequence[int] = ()
             raw_ends=raw_ends,
             finish=finish,
             stop=stop,
-            written=text,
-            followed=followed,
+            stage_text=text,
+            engine_texts=engine_texts,
         )
     )
 
@@ -288,7 +293,7 @@ def stop_row(
             raw_ends=decoded.raw_ends[:count],
             finish=finish,
             stop=stop,
-            written=text if decoded.text == decoded.written else None,
+            stage_text=text if decoded.text == decoded.stage_text else None,
         )
     )
 
@@ -296,7 +301,7 @@ def stop_row(
 def _ending(decoded: Decoded, plugins: tuple[str, ...]) -> Ending | None:
     """How an engine ended the row with these plugins, where that is about these very ids, options
     and texts, and says where the text ends."""
-    ending = decoded.raw.ending if decoded.followed == decoded.spelled else None
+    ending = decoded.raw.ending if decoded.engine_texts == decoded.spelled else None
     if ending is None or ending.watched != plugins or not ending.is_about(decoded.raw):
         return None
     return None if ending.finish is Finish.STOP_STRING and ending.length is None else ending
@@ -306,7 +311,7 @@ def _ends_are_of_text(decoded: Decoded) -> bool:
     """Whether the ends of the tokens are places in the row's text. They are not where a stage of
     one's own has changed its length: no token is known then at which the text ends."""
     ends = decoded.text_ends
-    return decoded.text == decoded.written or (ends[-1] if ends else 0) == len(decoded.text)
+    return decoded.text == decoded.stage_text or (ends[-1] if ends else 0) == len(decoded.text)
 
 
 def _no_place(stop: object) -> UnsupportedOption:

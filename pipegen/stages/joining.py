@@ -140,7 +140,7 @@ def join(engine: TokenEngine, empty_context: EmptyContext = "refuse") -> Pipe[Re
 
 def join_row(
     rendered: Rendered,
-    engine: TokenModel,
+    model: TokenModel,
     empty_context: EmptyContext = "refuse",
     contexts: dict[Hashable, Slot[Prompt]] | None = None,
 ) -> Slot[ScoreInput]:
@@ -153,10 +153,10 @@ def join_row(
     """
     prompts = {} if contexts is None else contexts
     continuation = cast(ScoringRequest, rendered.request).continuation
-    limit = engine.longest_scored
+    limit = model.longest_scored
     refusal = check_length(
         rendered.to_tokenize + (continuation if isinstance(continuation, str) else ""),
-        engine.tokenizer,
+        model.tokenizer,
         limit,
     )
     if refusal is not None:
@@ -165,13 +165,13 @@ def join_row(
         ids = (
             continuation
             if not isinstance(continuation, str)
-            else call_tokenizer(engine.tokenizer.encode_plain, continuation, first=False)
+            else call_tokenizer(model.tokenizer.encode_plain, continuation, first=False)
         )
-        pair = _context(rendered, engine, prompts).map(lambda prompt: _Pair(prompt, tuple(ids)))
+        pair = _context(rendered, model, prompts).map(lambda prompt: _Pair(prompt, tuple(ids)))
     else:
-        pair = _text_pair(rendered, continuation, engine, prompts)
-    return pair.bind(lambda joined: _with_first_token(joined, engine, empty_context)).bind(
-        lambda joined: _checked(rendered, joined, engine, limit)
+        pair = _text_pair(rendered, continuation, model, prompts)
+    return pair.bind(lambda joined: _with_first_token(joined, model, empty_context)).bind(
+        lambda joined: _checked(rendered, joined, model, limit)
     )
 
 
@@ -185,7 +185,7 @@ class _Pair(NamedTuple):
 
 
 def _context(
-    rendered: Rendered, engine: TokenModel, prompts: dict[Hashable, Slot[Prompt]]
+    rendered: Rendered, model: TokenModel, prompts: dict[Hashable, Slot[Prompt]]
 ) -> Slot[Prompt]:
     """The ids of a prompt, encoded once."""
     key = (
@@ -202,15 +202,15 @@ def _context(
         prompts[key] = tokenize_row(
             rendered,
             rendered.images,
-            engine.tokenizer,
-            engine.image_placeholder,
-            engine.video_placeholder,
+            model.tokenizer,
+            model.image_placeholder,
+            model.video_placeholder,
         )
     return prompts[key]
 
 
 def _text_pair(
-    rendered: Rendered, continuation: str, engine: TokenModel, prompts: dict[Hashable, Slot[Prompt]]
+    rendered: Rendered, continuation: str, model: TokenModel, prompts: dict[Hashable, Slot[Prompt]]
 ) -> Slot[_Pair]:
     """Context and continuation of texts, by the rule of this module."""
     spaces = len(rendered.to_tokenize) - len(rendered.to_tokenize.rstrip())
@@ -226,26 +226,26 @@ def _text_pair(
                         hint='take it out, or set control_tokens="allow"',
                     )
                 )
-            ids = call_tokenizer(engine.tokenizer.encode_plain, moved, first=False)
+            ids = call_tokenizer(model.tokenizer.encode_plain, moved, first=False)
             return Success(_Pair(context, tuple(ids)))
         joined = tokenize_row(
             bare.rewritten(lambda text: text + moved),
             bare.images,
-            engine.tokenizer,
-            engine.image_placeholder,
-            engine.video_placeholder,
+            model.tokenizer,
+            model.image_placeholder,
+            model.video_placeholder,
         )
-        return joined.map(lambda both: _split(context, both.token_ids, engine))
+        return joined.map(lambda both: _split(context, both.token_ids, model))
 
-    return _context(bare, engine, prompts).bind(paired)
+    return _context(bare, model, prompts).bind(paired)
 
 
-def _split(prompt: Prompt, joined: tuple[int, ...], engine: TokenModel) -> _Pair:
+def _split(prompt: Prompt, joined: tuple[int, ...], model: TokenModel) -> _Pair:
     """The continuation: what comes behind as many ids as the context has by itself."""
     before, continuation = prompt.token_ids, joined[len(prompt.token_ids) :]
-    other = joined[: len(before)] != before and engine.tokenizer.decode(
+    other = joined[: len(before)] != before and model.tokenizer.decode(
         before + continuation
-    ) != engine.tokenizer.decode(joined)
+    ) != model.tokenizer.decode(joined)
     return _Pair(prompt, continuation, other)
 
 
@@ -262,7 +262,7 @@ def _looks_like_control(bare: Rendered, moved: str) -> bool:
     return len(before) != len(after) or bare.marks.in_text(moved)
 
 
-def _with_first_token(pair: _Pair, engine: TokenModel, empty_context: EmptyContext) -> Slot[_Pair]:
+def _with_first_token(pair: _Pair, model: TokenModel, empty_context: EmptyContext) -> Slot[_Pair]:
     """The pair with a context that is not empty."""
     prompt, continuation, _ = pair
     if prompt.token_ids:
@@ -278,7 +278,7 @@ def _with_first_token(pair: _Pair, engine: TokenModel, empty_context: EmptyConte
                 ),
             )
         )
-    first = first_token(engine) if empty_context == "bos" else empty_context
+    first = first_token(model) if empty_context == "bos" else empty_context
     if first is None:
         return Failure(
             InvalidRequest(
@@ -292,16 +292,16 @@ def _with_first_token(pair: _Pair, engine: TokenModel, empty_context: EmptyConte
     )
 
 
-def first_token(engine: TokenModel) -> int | None:
+def first_token(model: TokenModel) -> int | None:
     """The id that the first token of a text is scored after: the model's BOS, or its first end
     token where it has none.
     """
-    bos = call_tokenizer(engine.tokenizer.encode, engine.bos_token) if engine.bos_token else ()
-    return bos[0] if bos else next(iter(engine.eos_token_ids), None)
+    bos = call_tokenizer(model.tokenizer.encode, model.bos_token) if model.bos_token else ()
+    return bos[0] if bos else next(iter(model.eos_token_ids), None)
 
 
 def _checked(
-    rendered: Rendered, pair: _Pair, engine: TokenModel, limit: int | None
+    rendered: Rendered, pair: _Pair, model: TokenModel, limit: int | None
 ) -> Slot[ScoreInput]:
     prompt, continuation, joined = pair
     if not continuation:
@@ -315,8 +315,8 @@ def _checked(
             )
         )
     encoded = Encoded(request=rendered.request, options=rendered.options, prompt=prompt)
-    vocab_size: Any = engine.capabilities.vocab_size
-    size = min(engine.tokenizer.vocab_size, vocab_size or engine.tokenizer.vocab_size)
+    vocab_size: Any = model.capabilities.vocab_size
+    size = min(model.tokenizer.vocab_size, vocab_size or model.tokenizer.vocab_size)
     unknown = check_ids(encoded, vocab_size)
     if unknown is None and max(continuation) >= size:
         token_id = next(token_id for token_id in continuation if token_id >= size)

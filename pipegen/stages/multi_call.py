@@ -144,7 +144,9 @@ class _Written:
 
     def decoded(self, asks: Encoded) -> Asks[Decoded]:
         """The answer of one call of the row, as text."""
-        raw = yield EngineRequest(self.engine, unchecked_replace(asks, watched=False), shown=False)
+        raw = yield EngineRequest(
+            self.engine, unchecked_replace(asks, plugins_in_engine=False), shown=False
+        )
         decoded: Decoded = yield decode_row(raw, self.model.tokenizer, self.model.eos_token_ids)
         return decoded
 
@@ -194,7 +196,8 @@ def answer_in_parts(
     elif written.room > 0:
         stopped = unchecked_replace(answer.options, stop=sent.options.stop)
         raw = yield EngineRequest(
-            engine, unchecked_replace(answer, options=stopped, watched=sent.watched)
+            engine,
+            unchecked_replace(answer, options=stopped, plugins_in_engine=sent.plugins_in_engine),
         )
         final = unchecked_replace(raw, encoded=answer)
     if options.logprobs is True and written.forced:
@@ -259,7 +262,7 @@ def _thought(written: _Written, form: ThoughtForm) -> Asks[tuple[_Thinking, Raw 
             token_ids=raw.token_ids[count:],
             logprobs=None if raw.logprobs is None else raw.logprobs[count:],
             aborted=finish is Finish.ABORTED,
-            halted=raw.halted,
+            ended_by_plugin=raw.ended_by_plugin,
         )
         return _Thinking(text, False), last
     before = len(written.ids)

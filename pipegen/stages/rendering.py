@@ -14,11 +14,11 @@ one.
 >>> from pipegen.records.requests import TextGenerationRequest
 >>> from pipegen.testing.fake import ToyRenderer
 >>> from pipegen.testing.toy import ToyTokenizer
->>> job = ResolvedRequest(
+>>> resolved = ResolvedRequest(
 ...     request=TextGenerationRequest(messages=[{"role": "user", "content": "Hi"}]),
 ...     options=resolve(GenerationOptions()),
 ... )
->>> rendered = render_row(job, ToyTokenizer(), ToyRenderer()).unwrap()
+>>> rendered = render_row(resolved, ToyTokenizer(), ToyRenderer()).unwrap()
 >>> rendered.text, rendered.thinking
 ('<|im_start|>user\\nHi<|im_end|>\\n<|im_start|>assistant\\n<think></think>', 'honoured')
 """
@@ -185,26 +185,30 @@ def render(
         jobs: Sequence[ResolvedRequest],
     ) -> Callable[[ResolvedRequest], Slot[Rendered]]:
         if not is_ok(slot := read()):
-            return lambda job: slot
+            return lambda resolved: slot
         model: TokenModel = slot.unwrap()
         if write is not None:
             model = dataclasses.replace(model, renderer=PromptFunction(write))
         prepared = prepare_images(jobs, model)
         prompts: dict[Hashable, Slot[Rendered]] = {}
 
-        def rendered(job: ResolvedRequest) -> Slot[Rendered]:
-            key = _key(job)
+        def rendered(resolved: ResolvedRequest) -> Slot[Rendered]:
+            key = _key(resolved)
             if key in prompts:
                 return prompts[key].map(
-                    lambda row: unchecked_replace(row, request=job.request, options=job.options)
+                    lambda row: unchecked_replace(
+                        row, request=resolved.request, options=resolved.options
+                    )
                 )
-            images = images_of(job, prepared)
+            images = images_of(resolved, prepared)
             if not is_ok(images):
                 return Failure(images.failure())
             found, tokenizer = images.unwrap(), model.tokenizer
             places = model.image_placeholder, model.video_placeholder
-            written, bos = image_tokens(found, tokenizer, *places), model.bos_token
-            prompt = render_row(job, tokenizer, model.renderer, bos_token=bos, written=written)
+            image_marks, bos = image_tokens(found, tokenizer, *places), model.bos_token
+            prompt = render_row(
+                resolved, tokenizer, model.renderer, bos_token=bos, image_marks=image_marks
+            )
             if found:
                 prompt = prompt.map(lambda row: unchecked_replace(row, images=found))
             prompts[key] = prompt
@@ -221,9 +225,9 @@ def render(
     )
 
 
-def _key(job: ResolvedRequest) -> Hashable:
+def _key(resolved: ResolvedRequest) -> Hashable:
     """What a prompt's text is made of."""
-    request, options = job.request, job.options
+    request, options = resolved.request, resolved.options
     return (
         request.messages,
         request.prompt,
@@ -238,16 +242,16 @@ def _key(job: ResolvedRequest) -> Hashable:
 
 
 def render_row(
-    job: ResolvedRequest,
+    resolved: ResolvedRequest,
     tokenizer: Tokenizer,
     renderer: Renderer,
     *,
     bos_token: str = "",
-    written: str = "",
+    image_marks: str = "",
 ) -> Slot[Rendered]:
-    """The job's prompt as text; `InvalidRequest` or `TemplateFailed` where there is none.
+    """The request's prompt as text; `InvalidRequest` or `TemplateFailed` where there is none.
 
-    Messages go through the chat template; `written` holds the added tokens that stand for the
+    Messages go through the chat template; `image_marks` holds the added tokens that stand for the
     request's images, which are control tokens too. A plain prompt is taken as it is written, with
     `bos_token` in front unless it is there already. Its control tokens count, unless
     `control_tokens` asks for "text" or "reject". Token ids are taken as they are.
@@ -256,22 +260,22 @@ def render_row(
     `enable_thinking=True` beside a form where the template has a switch and no thought that a form
     can come after.
     """
-    inputs = PromptInputs(job, tokenizer, renderer, written)
-    if job.request.messages is None:
+    inputs = PromptInputs(resolved, tokenizer, renderer, image_marks)
+    if resolved.request.messages is None:
         prompt = _plain_prompt(inputs, bos_token)
-    elif (continues := kept_turn(job.request)) is not None:
+    elif (continues := kept_turn(resolved.request)) is not None:
         prompt = _bridged(inputs, continues)
     else:
         prompt = _render_messages(inputs)
-    if thinks_apart(job.options) or tool_choice(job.options) is not None:
+    if thinks_apart(resolved.options) or tool_choice(resolved.options) is not None:
         return prompt.bind(functools.partial(_with_forms, inputs))
     return prompt
 
 
 def _with_forms(inputs: PromptInputs, prompt: Rendered) -> Slot[Rendered]:
     """The prompt with the forms of the thought and the call that are asked for."""
-    job, tokenizer, renderer, _ = inputs
-    request, options = job.request, job.options
+    resolved, tokenizer, renderer, _ = inputs
+    request, options = resolved.request, resolved.options
     thought = thought_form(request, options, tokenizer, renderer, inputs.control)
     call: Slot[CallForm | None] = Success(None)
     if tool_choice(options) is not None:
@@ -292,27 +296,31 @@ def _with_forms(inputs: PromptInputs, prompt: Rendered) -> Slot[Rendered]:
 
 def _plain_prompt(inputs: PromptInputs, bos_token: str) -> Slot[Rendered]:
     """A prompt of token ids, or one that the template does not write."""
-    job, request, chat = inputs.job, inputs.job.request, inputs.chat
+    resolved, request, chat = inputs.resolved, inputs.resolved.request, inputs.chat
     if request.prompt is None:
         return Success(
-            Rendered(request=request, options=job.options, token_ids=request.prompt_token_ids)
+            Rendered(request=request, options=resolved.options, token_ids=request.prompt_token_ids)
         )
     if is_guarded(request, chat):
-        control = control_tokens(inputs.tokenizer, inputs.renderer.template or "", inputs.written)
-        return _guarded_prompt(job, request.prompt, chat, control, bos_token)
+        control = control_tokens(
+            inputs.tokenizer, inputs.renderer.template or "", inputs.image_marks
+        )
+        return _guarded_prompt(resolved, request.prompt, chat, control, bos_token)
     bos = bos_token if bos_token and not request.prompt.startswith(bos_token) else ""
     return Success(
-        Rendered(request=request, options=job.options, text=bos + request.prompt, bos=bos)
+        Rendered(request=request, options=resolved.options, text=bos + request.prompt, bos=bos)
     )
 
 
 def _bridged(inputs: PromptInputs, continues: Continues) -> Slot[Rendered]:
     """What follows the ids of the turns before."""
-    request = inputs.job.request
+    request = inputs.resolved.request
 
     def render_these(messages: Sequence[Message]) -> Slot[Rendered]:
         short = unchecked_replace(request, messages=tuple(messages))
-        return _render_messages(inputs._replace(job=unchecked_replace(inputs.job, request=short)))
+        return _render_messages(
+            inputs._replace(resolved=unchecked_replace(inputs.resolved, request=short))
+        )
 
     return bridged(inputs, continues, render_these)
 
@@ -335,7 +343,11 @@ def is_guarded_prompt(requested: GenerationOptions | None, chat: ChatTemplateOpt
 
 
 def _guarded_prompt(
-    job: ResolvedRequest, prompt: str, chat: ChatTemplateOptions, control: ControlTokens, bos: str
+    resolved: ResolvedRequest,
+    prompt: str,
+    chat: ChatTemplateOptions,
+    control: ControlTokens,
+    bos: str,
 ) -> Slot[Rendered]:
     match = control.found_in(prompt)
     refuses = chat.control_tokens == "reject"
@@ -346,8 +358,8 @@ def _guarded_prompt(
         return Failure(_no_marks())
     hidden = bos + marks.mark(prompt) if match else None
     rendered = Rendered(
-        request=job.request,
-        options=job.options,
+        request=resolved.request,
+        options=resolved.options,
         text=bos + prompt,
         hidden=hidden,
         bos=bos,
@@ -359,12 +371,12 @@ def _guarded_prompt(
 
 
 def _render_messages(inputs: PromptInputs) -> Slot[Rendered]:
-    job, tokenizer, renderer, written = inputs
+    resolved, tokenizer, renderer, image_marks = inputs
     chat = inputs.chat
     more = chat.template_kwargs or NOTHING
     plain = Conversation(
-        arguments_read(plain_messages(job.request.messages or ())),
-        [thaw(tool) for tool in job.request.tools],
+        arguments_read(plain_messages(resolved.request.messages or ())),
+        [thaw(tool) for tool in resolved.request.tools],
         thaw(more),
     )
     refusal = _refusal(plain.messages, chat, more, renderer)
@@ -394,13 +406,13 @@ def _render_messages(inputs: PromptInputs) -> Slot[Rendered]:
     unwritten = unwritten_words(write, shaped, template)
     if unwritten is not None:
         return Failure(unwritten)
-    if not is_guarded(job.request, chat):
+    if not is_guarded(resolved.request, chat):
         return write(shaped).map(
             lambda text: Rendered(
-                request=job.request, options=job.options, text=text, thinking=thinking
+                request=resolved.request, options=resolved.options, text=text, thinking=thinking
             )
         )
-    facts = template_facts(tokenizer, template, written)
+    facts = template_facts(tokenizer, template, image_marks)
     control = facts.control
     trust, refuses = OWN.union(chat.trust or ()), chat.control_tokens == "reject"
     texts = foreign_strings(shaped, trust)
@@ -434,8 +446,8 @@ def _render_messages(inputs: PromptInputs) -> Slot[Rendered]:
                 )
             )
         row = Rendered(
-            request=job.request,
-            options=job.options,
+            request=resolved.request,
+            options=resolved.options,
             text=text,
             marks=marks,
             control=control,
@@ -460,7 +472,7 @@ def _render_messages(inputs: PromptInputs) -> Slot[Rendered]:
 def _refusal(
     messages: list[dict[str, Any]],
     chat: ChatTemplateOptions,
-    more: Mapping[str, Any],
+    template_variables: Mapping[str, Any],
     renderer: Renderer,
 ) -> InvalidRequest | TemplateFailed | None:
     if chat.template is None and renderer.template is None:
@@ -468,7 +480,7 @@ def _refusal(
             "the checkpoint has no chat template",
             hint="send `prompt` instead of messages, or set options.chat.template",
         )
-    for name in more:
+    for name in template_variables:
         if name in _OWN_VARIABLES:
             return InvalidRequest(
                 f"template_kwargs holds {name!r}, which has a place of its own",

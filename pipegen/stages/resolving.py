@@ -66,12 +66,12 @@ def resolve(engine: Engine) -> Pipe[GenerationRequest, ResolvedRequest]:
             hint = "ask with pg.turns(route), as pipegen generate does"
             message = f"a route asks one turn, and this request has {len(request.turns)} more"
             return Failure(InvalidRequest(message, hint=hint))
-        job = (
+        resolved = (
             resolve_row(request, cast(TokenModel, model))
             if engine_resolve is None
             else engine_resolve(request)
         )
-        return job.bind(functools.partial(_supported_by, model, engine_resolve is None))
+        return resolved.bind(functools.partial(_supported_by, model, engine_resolve is None))
 
     def prepare(
         _: Sequence[GenerationRequest],
@@ -88,9 +88,11 @@ def resolve(engine: Engine) -> Pipe[GenerationRequest, ResolvedRequest]:
     )
 
 
-def _supported_by(model: Model, of_tokens: bool, job: ResolvedRequest) -> Slot[ResolvedRequest]:
+def _supported_by(
+    model: Model, of_tokens: bool, resolved: ResolvedRequest
+) -> Slot[ResolvedRequest]:
     """A request as the engine may be asked it; `of_tokens` is whether it takes token ids."""
-    options = job.options
+    options = resolved.options
     if (options.samples or 1) > 1:
         message = f"samples={options.samples} takes a pipe that puts them together"
         message += ": none of its stages does"
@@ -102,17 +104,17 @@ def _supported_by(model: Model, of_tokens: bool, job: ResolvedRequest) -> Slot[R
             " that takes token ids"
         )
         return Failure(UnsupportedOption(message, option="max_new_tokens"))
-    return check_support(job, model.capabilities, model.plugins)
+    return check_support(resolved, model.capabilities, model.plugins)
 
 
-def resolve_row(request: GenerationRequest, engine: TokenModel) -> Slot[ResolvedRequest]:
+def resolve_row(request: GenerationRequest, model: TokenModel) -> Slot[ResolvedRequest]:
     """The request with its effective options: what it says, then (only if asked) the checkpoint's
     settings, then pipegen's defaults.
     """
     uses_checkpoint = request.options is not None and request.options.use_generation_config
     try:
         effective = _effective(
-            request.options, engine.generation_config if uses_checkpoint else NOTHING
+            request.options, model.generation_config if uses_checkpoint else NOTHING
         )
     except InvalidField as refusal:
         return Failure(InvalidRequest(f"options: {refusal}"))
@@ -145,7 +147,7 @@ _NEUTRAL = flat_values(resolve_options(GenerationOptions()))
 
 
 def check_support(
-    job: ResolvedRequest, capabilities: Capabilities, plugins: tuple[Plugin, ...] = ()
+    resolved: ResolvedRequest, capabilities: Capabilities, plugins: tuple[Plugin, ...] = ()
 ) -> Slot[ResolvedRequest]:
     """Whether the engine takes this request at all; needs no prompt.
 
@@ -159,17 +161,19 @@ def check_support(
 
     >>> from pipegen.records.options import GenerationOptions, resolve
     >>> from pipegen.records.requests import TextGenerationRequest
-    >>> job = ResolvedRequest(
+    >>> resolved = ResolvedRequest(
     ...     request=TextGenerationRequest(prompt="a"),
     ...     options=resolve(GenerationOptions(no_repeat_ngram_size=2)),
     ... )
-    >>> check_support(job, Capabilities(engine="toy", honours=frozenset({"seed"}))).failure().option
+    >>> check_support(
+    ...     resolved, Capabilities(engine="toy", honours=frozenset({"seed"}))
+    ... ).failure().option
     'no_repeat_ngram_size'
     """
-    refusal = _answered(job)
+    refusal = _answered(resolved)
     if refusal is not None:
         return Failure(refusal)
-    sources = job.request.sources
+    sources = resolved.request.sources
     words = _not_taken(sources, capabilities) if sources else None
     if words is not None:
         return Failure(UnsupportedMultimodal(f"{shown(capabilities.engine)} takes {words}"))
@@ -187,11 +191,11 @@ def check_support(
                 " Path(name).read_bytes()"
             )
             return Failure(bad_source(source, index, message, hint=hint))
-    supported = _supported(job.options, capabilities)
+    supported = _supported(resolved.options, capabilities)
     if not is_ok(supported):
         return Failure(supported.failure())
     for plugin in plugins:
-        answer = ask_plugin(plugin, functools.partial(_reason, plugin, job.request))
+        answer = ask_plugin(plugin, functools.partial(_reason, plugin, resolved.request))
         if not is_ok(answer):
             return Failure(answer.failure())
         if answer.unwrap() is not None:
@@ -201,7 +205,7 @@ def check_support(
                     plugin=plugin.name,
                 )
             )
-    return Success(job)
+    return Success(resolved)
 
 
 def _not_taken(sources: Sequence[ImageSource], capabilities: Capabilities) -> str | None:
@@ -228,9 +232,9 @@ def _not_taken(sources: Sequence[ImageSource], capabilities: Capabilities) -> st
     return None
 
 
-def _answered(job: ResolvedRequest) -> InvalidRequest | None:
+def _answered(resolved: ResolvedRequest) -> InvalidRequest | None:
     """Why a request that ends with an answer is not asked: a second answer would follow it."""
-    messages, chat = job.request.messages, job.options.chat
+    messages, chat = resolved.request.messages, resolved.options.chat
     if (
         not messages
         or messages[-1].role != "assistant"

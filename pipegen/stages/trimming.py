@@ -199,7 +199,7 @@ def trim_row(
     prompt, options = encoded.prompt, encoded.options
     wrong = (
         _wrong_form(decoded, route_name)
-        if options.structured is not None and decoded.text == decoded.written
+        if options.structured is not None and decoded.text == decoded.stage_text
         else None
     )
     if wrong is not None:
@@ -232,7 +232,7 @@ def trim_row(
             clipped_from=encoded.clipped_from,
             trimmed_by=(
                 *trimmers(plugins),
-                *(() if decoded.text == decoded.written else ("a stage",)),
+                *(() if decoded.text == decoded.stage_text else ("a stage",)),
             ),
             exact=_is_exact(encoded),
             render_differs=prompt.render_differs,

@@ -60,12 +60,12 @@ Prepared: TypeAlias = Mapping[_Image, Slot[PreparedImage]]
 """Every image and video of a batch, once for each of the settings that are asked for."""
 
 
-def prepare_images(jobs: Sequence[ResolvedRequest], model: TokenModel) -> Prepared:
+def prepare_images(requests: Sequence[ResolvedRequest], model: TokenModel) -> Prepared:
     """Every image and video of the jobs, prepared once for each of the settings that are asked for."""
     indexes: dict[_Image, int] = {}
-    for job in jobs:
-        for index, source in numbered(job.request.sources):
-            indexes.setdefault((source, _preprocess(job)), index)
+    for resolved in requests:
+        for index, source in numbered(resolved.request.sources):
+            indexes.setdefault((source, _preprocess(resolved)), index)
     if not indexes:
         return {}
 
@@ -83,11 +83,11 @@ def prepare_images(jobs: Sequence[ResolvedRequest], model: TokenModel) -> Prepar
     return dict(zip(indexes, parallel(prepared, [*indexes.items()]), strict=True))
 
 
-def images_of(job: ResolvedRequest, prepared: Prepared) -> Slot[tuple[PreparedImage, ...]]:
-    """The job's images and videos, in order; the error of the first that could not be prepared."""
+def images_of(resolved: ResolvedRequest, prepared: Prepared) -> Slot[tuple[PreparedImage, ...]]:
+    """The request's images and videos, in order; the error of the first that could not be prepared."""
     images: list[PreparedImage] = []
-    for index, source in numbered(job.request.sources):
-        image = prepared[source, _preprocess(job)]
+    for index, source in numbered(resolved.request.sources):
+        image = prepared[source, _preprocess(resolved)]
         if not is_ok(image):
             error = image.failure()
             return Failure(
@@ -99,8 +99,8 @@ def images_of(job: ResolvedRequest, prepared: Prepared) -> Slot[tuple[PreparedIm
     return Success(tuple(images))
 
 
-def _preprocess(job: ResolvedRequest) -> VlmPreprocessOptions:
-    return job.options.preprocess or VlmPreprocessOptions()
+def _preprocess(resolved: ResolvedRequest) -> VlmPreprocessOptions:
+    return resolved.options.preprocess or VlmPreprocessOptions()
 
 
 def image_tokens(

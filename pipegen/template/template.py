@@ -353,18 +353,18 @@ def shape_content(
 _LONG = 200
 
 
-def probe_variables(more: Mapping[str, Any]) -> FrozenMapping:
+def probe_variables(template_variables: Mapping[str, Any]) -> FrozenMapping:
     """Variables for probes: short, and the same for requests that differ only in their documents.
 
     >>> probe_variables({"documents": [{"text": "a"}, {"text": "b"}], "reasoning_effort": "high"})
     FrozenMapping({'documents': (FrozenMapping({'text': 'x'}),), 'reasoning_effort': 'high'})
     """
-    if not more:
+    if not template_variables:
         return NOTHING  # the same object, for fast look-ups in the caches
     return FrozenMapping(
         {
             name: value if isinstance(value, str) and len(value) <= _LONG else _short(value)
-            for name, value in more.items()
+            for name, value in template_variables.items()
         }
     )
 

@@ -159,7 +159,7 @@ class FakeEngine(Pluggable):
             encoded.options,
             self.tokenizer,
             self.eos_token_ids,
-            self.plugins if encoded.watched else (),
+            self.plugins if encoded.plugins_in_engine else (),
         )
         row.take(ids)
         if row.finish is None:

@@ -185,9 +185,9 @@ def look_alikes() -> list[dict[str, Any]]:
                 for message in harmless
             ]
 
-        def ours(job: ResolvedRequest = job, times: int = times) -> None:
+        def ours(resolved: ResolvedRequest = job, times: int = times) -> None:
             for _ in range(times):
-                render_row(job, tokenizer, renderer).bind(
+                render_row(resolved, tokenizer, renderer).bind(
                     lambda rendered: tokenize_row(rendered, (), tokenizer, None)
                 ).unwrap()
 

@@ -169,7 +169,11 @@ class TestHalting:
         row = TokenFold(resolve(GenerationOptions(max_new_tokens=5)), toy)
         assert row.feed(97) == "a"
         toy.full = True
-        assert (row.close(halted="json"), row.finish, row.ending) == ("", Finish.ABORTED, None)
+        assert (row.close(ended_by_plugin="json"), row.finish, row.ending) == (
+            "",
+            Finish.ABORTED,
+            None,
+        )
         assert isinstance(row.failure, StageFailed)
         assert row.failure.message.endswith("MemoryError: full")
 
@@ -232,7 +236,7 @@ class TestShowing:
         for how, finish, stop in (
             ({}, Finish.ABORTED, None),
             ({"aborted": True}, Finish.ABORTED, None),
-            ({"halted": "json"}, Finish.PLUGIN, "json"),
+            ({"ended_by_plugin": "json"}, Finish.PLUGIN, "json"),
         ):
             row = follower(stop=("STOP",))
             assert fed(row, "aST") == ["a", ""]

@@ -294,7 +294,11 @@ def test_answers_come_back_as_they_were() -> None:
         (
             encoded(),
             Raw(
-                encoded=encoded(), token_ids=(3, 4), logprobs=logprobs, aborted=True, halted="json"
+                encoded=encoded(),
+                token_ids=(3, 4),
+                logprobs=logprobs,
+                aborted=True,
+                ended_by_plugin="json",
             ),
         ),
         (
@@ -308,7 +312,7 @@ def test_answers_come_back_as_they_were() -> None:
         (
             settled,
             ChatOutput(
-                job=settled,
+                resolved=settled,
                 text="a",
                 raw_text="a ",
                 reasoning="r",
@@ -321,7 +325,7 @@ def test_answers_come_back_as_they_were() -> None:
         (
             settled,
             ChatOutput(
-                job=settled,
+                resolved=settled,
                 text="a",
                 raw_text="a",
                 finish=Finish.LENGTH,

@@ -167,7 +167,7 @@ def test_what_a_chat_server_answered_is_a_string(field: str, wrong: Any) -> None
         (pg.Success(pg.TextGenerationRequest(prompt="x")),)
     )
     answer = ChatOutput(
-        job=asked[0].unwrap(), text="a", raw_text="a", finish=pg.Finish.EOS, usage={}
+        resolved=asked[0].unwrap(), text="a", raw_text="a", finish=pg.Finish.EOS, usage={}
     )
     with pytest.raises(pg.InvalidField, match=rf"ChatOutput\.{field} takes a string"):
         dataclasses.replace(answer, **{field: wrong})

@@ -269,7 +269,10 @@ class TestDecode:
 
     def test_how_rows_end_that_no_token_ended(self) -> None:
         assert decoded("ab", aborted=True).finish is Finish.ABORTED
-        assert (decoded("ab", halted="json").finish, decoded("ab", halted="json").stop) == (
+        assert (
+            decoded("ab", ended_by_plugin="json").finish,
+            decoded("ab", ended_by_plugin="json").stop,
+        ) == (
             Finish.PLUGIN,
             "json",
         )
@@ -277,7 +280,7 @@ class TestDecode:
         assert decoded("ab", GenerationOptions(max_new_tokens=2)).finish is Finish.LENGTH
         assert decoded("a<|im_end|>", aborted=True).finish is Finish.EOS
         assert (
-            decoded("abc", GenerationOptions(max_new_tokens=2), halted="json").finish
+            decoded("abc", GenerationOptions(max_new_tokens=2), ended_by_plugin="json").finish
             is Finish.LENGTH
         )
 

@@ -324,9 +324,9 @@ def test_the_ids_of_a_row_are_looked_at_once_and_those_of_a_changed_one_again() 
 
 
 def test_an_option_that_a_stage_took_the_value_of_is_named() -> None:
-    def unset(job: ResolvedRequest) -> ResolvedRequest:
+    def unset(resolved: ResolvedRequest) -> ResolvedRequest:
         return dataclasses.replace(
-            job, options=dataclasses.replace(job.options, max_new_tokens=None)
+            resolved, options=dataclasses.replace(resolved.options, max_new_tokens=None)
         )
 
     engine = FakeEngine("a")

@@ -55,7 +55,7 @@ def said(*parts: str | PreparedImage, **chat: Any) -> Slot[Prompt]:
     job = ResolvedRequest(
         request=request, options=resolve(GenerationOptions(chat=ChatTemplateOptions(**chat)))
     )
-    rendered = render_row(job, TOY, ToyRenderer(), written=image_tokens(images, TOY, MARK))
+    rendered = render_row(job, TOY, ToyRenderer(), image_marks=image_tokens(images, TOY, MARK))
     return rendered.bind(lambda text: tokenize_row(text, images, TOY, MARK))
 
 

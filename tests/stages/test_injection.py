@@ -94,7 +94,7 @@ def asked(
         request=dataclasses.replace(request, options=options), options=resolve(options)
     )
     rendered = render_row(
-        job, tokenizer, HFRenderer(raw, template), written=image_tokens(images, tokenizer, mark)
+        job, tokenizer, HFRenderer(raw, template), image_marks=image_tokens(images, tokenizer, mark)
     )
     return rendered.bind(lambda text: tokenize_row(text, images, tokenizer, mark))
 

@@ -155,7 +155,7 @@ def test_whitespace_in_the_middle_is_held_until_something_follows() -> None:
 def test_an_answer_without_its_form_fails_before_a_plugin_could_hide_it() -> None:
     form = StructuredOptions(choice=("yes", "no"))
     whole = dataclasses.replace(
-        decoded("Perhaps", structured=form), written="Perhaps", finish=Finish.EOS, stop=None
+        decoded("Perhaps", structured=form), stage_text="Perhaps", finish=Finish.EOS, stop=None
     )
     error = trim_row(whole, "x", (appending("yes"),)).failure()
     assert isinstance(error, MalformedResponse)

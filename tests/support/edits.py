@@ -166,11 +166,11 @@ def _cut_by_the_rule(asked: Any, plugins: Sequence[pg.Plugin], whole: Any) -> An
         if plugin.feed is not None and character in text:
             ends.append((text.index(character) + 1, 1, 0, plugin.name))
     if not ends:
-        return dataclasses.replace(whole, job=asked)
+        return dataclasses.replace(whole, resolved=asked)
     end, by_plugin, length, name = min(ends)
     return dataclasses.replace(
         whole,
-        job=asked,
+        resolved=asked,
         text=text[: end + length],
         raw_text=text[:end],
         finish=Finish.PLUGIN if by_plugin else Finish.STOP_STRING,

@@ -179,7 +179,7 @@ class HFRow(RowState):
             if halts is None:
                 return
             if halts and len(self.token_ids) > (self.options.min_new_tokens or 0):
-                self.halted = self.halted or plugin.name
+                self.ended_by_plugin = self.ended_by_plugin or plugin.name
 
     def _ask(self, plugin: Plugin, hook: Callable[[], Result[T, PluginFailed]]) -> T | None:
         """Call a plugin's hook. What it raises is this row's failure and no other's; then it gives

@@ -29,35 +29,35 @@ LONGEST = 2**15
 """Tokens where no length was asked for."""
 
 
-def most_bytes(ask: ServerRequest) -> int:
+def most_bytes(request: ServerRequest) -> int:
     """The most bytes that an answer, or one event of a stream, may have."""
     options, reported = (
-        ask.options,
-        (EXPERTS if any("routed_experts" in name for name in ask.extra_body) else 0),
+        request.options,
+        (EXPERTS if any("routed_experts" in name for name in request.extra_body) else 0),
     )
     # SGLang reports all tokens that a filter leaves
     kept = options.top_k or 0 if options.logprobs == "processed" else 0
     likeliest = 2 + max(options.top_logprobs or 0, kept)
     token = TOKEN + reported + (LIKELIEST * likeliest if options.logprobs else 0)
-    prompt = 2**4 + reported + ((2 + ask.scored_top) * LIKELIEST if ask.scored else 0)
+    prompt = 2**4 + reported + ((2 + request.scored_top) * LIKELIEST if request.scored else 0)
     pixels = (
-        sum(image.width * image.height for image in ask.images)
-        if ask.resized and ask.features is None
+        sum(image.width * image.height for image in request.images)
+        if request.resized and request.features is None
         else 0
     )
     return (
         BASE
         + (options.max_new_tokens or LONGEST) * token
-        + ask.prompt_tokens * prompt
+        + request.prompt_tokens * prompt
         + pixels * PIXEL
     )
 
 
-def most_bytes_of_stream(ask: ServerRequest) -> int:
+def most_bytes_of_stream(request: ServerRequest) -> int:
     """The most bytes that the events of a stream may have in all, where each brings only what is
     new.
     """
-    return most_bytes(ask) + (ask.options.max_new_tokens or LONGEST) * EVENT
+    return most_bytes(request) + (request.options.max_new_tokens or LONGEST) * EVENT
 
 
 LARGE = 2**18

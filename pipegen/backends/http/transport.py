@@ -179,7 +179,7 @@ class Transport:
 
     async def once(
         self,
-        request: WireRequest,
+        wire_request: WireRequest,
         row: RowCall,
         *,
         body: bytes | Upload | None = None,
@@ -188,7 +188,7 @@ class Transport:
         """One attempt, whose answer may have `most` bytes. Raises `HttpStatusError` for a
         status that is not in `ANSWERED`, and `AttemptFailed`.
         """
-        body = body or body_of(request)
+        body = body or body_of(wire_request)
         here = self._held.last() or await self._held.get()
         await self._enter(here, row)
         sent_at = asyncio.get_running_loop().time()
@@ -196,7 +196,9 @@ class Transport:
         reply: WireReply | None = None
         try:
             with here.deadlines.by(row.ends):
-                opened = await here.client.open(request.method, self.access.url(request.path), body)
+                opened = await here.client.open(
+                    wire_request.method, self.access.url(wire_request.path), body
+                )
                 reply = WireReply(
                     status=opened.status, headers=opened.headers, body=await opened.body(most)
                 )
@@ -222,7 +224,7 @@ class Transport:
 
     async def events(
         self,
-        request: WireRequest,
+        wire_request: WireRequest,
         row: RowCall,
         deadline: Callable[[], float],
         *,
@@ -235,14 +237,16 @@ class Transport:
 
         `deadline` may come nearer while it goes on. Raises as `once` does.
         """
-        events, body, left = Events(most), body or body_of(request), total
+        events, body, left = Events(most), body or body_of(wire_request), total
         here = await self.here()
         await self._enter(here, row)
         sent_at = asyncio.get_running_loop().time()
         opened: Opened | None = None
         try:
             with here.deadlines.by(deadline()):
-                opened = await here.client.open(request.method, self.access.url(request.path), body)
+                opened = await here.client.open(
+                    wire_request.method, self.access.url(wire_request.path), body
+                )
                 refusal = await opened.body(most) if opened.status not in ANSWERED else b""
             reply = WireReply(status=opened.status, headers=opened.headers, body=refusal)
             self._note(here.gate, reply, sent_at, row.turn)
@@ -319,7 +323,7 @@ class Transport:
         """Whether this status asks for patience. A failed gateway does where the server is down."""
         return status in BUSY or (status in AGAIN and (await self.here()).gate.down)
 
-    async def abort(self, request: WireRequest) -> None:
+    async def abort(self, wire_request: WireRequest) -> None:
         """Tell the server to end a request; what it answers makes no difference, since the request
         is given up anyway.
         """
@@ -329,7 +333,7 @@ class Transport:
             here.deadlines.by(asyncio.get_running_loop().time() + ABORT_SECONDS),
         ):
             opened = await here.client.open(
-                request.method, self.access.url(request.path), body_of(request)
+                wire_request.method, self.access.url(wire_request.path), body_of(wire_request)
             )
             try:
                 await opened.body(BASE)
@@ -432,6 +436,6 @@ _TOO_LONG = (
 )
 
 
-def body_of(request: WireRequest) -> bytes | None:
+def body_of(wire_request: WireRequest) -> bytes | None:
     """The body of a request as JSON."""
-    return None if request.body is None else encoded(request.body)
+    return None if wire_request.body is None else encoded(wire_request.body)

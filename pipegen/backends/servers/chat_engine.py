@@ -86,10 +86,10 @@ class ChatRow:
     """
 
     def __init__(
-        self, job: ResolvedRequest, plugins: Sequence[Plugin] = (), server: str = "the server"
+        self, resolved: ResolvedRequest, plugins: Sequence[Plugin] = (), server: str = "the server"
     ) -> None:
-        decode, self._server = job.options.decode, server
-        self._job, self._stops = job, _stops(job)
+        decode, self._server = resolved.options.decode, server
+        self._resolved, self._stops = resolved, _stops(resolved)
         self._fold = TextFold(
             self._stops, plugins=plugins, strip=decode is not None and bool(decode.strip_whitespace)
         )
@@ -179,7 +179,7 @@ class ChatRow:
         meaning = meaning_of(finish)
         if meaning != "stop":
             return (Finish.LENGTH if meaning == "length" else Finish.ABORTED), None
-        stop_options = self._job.options.stop
+        stop_options = self._resolved.options.stop
         if stop_options is not None and stop in (stop_options.stop_token_ids or ()):
             return Finish.STOP_TOKEN, stop
         return Finish.EOS, None
@@ -188,7 +188,7 @@ class ChatRow:
         """How the row ended. A word that is not known stands for the end that pipegen sees: the
         length that was asked, or a form that is complete.
         """
-        finish, options = self._fold.finish, self._job.options
+        finish, options = self._fold.finish, self._resolved.options
         if finish is not Finish.ABORTED or meaning_of(self._finish or "") != "unknown":
             return finish
         if (
@@ -239,7 +239,7 @@ class ChatRow:
         if fold.finish not in _CUT and (lost := self._lost_call(text)) is not None:
             return Failure(MalformedResponse(lost))
         output = ChatOutput(
-            job=self._job,
+            resolved=self._resolved,
             text=text[: fold.length],
             raw_text=text[: fold.seen],
             reasoning="".join(self._reasoning) if self._reasoning else None,
@@ -247,7 +247,7 @@ class ChatRow:
             finish=finish or fold.finish or Finish.ABORTED,
             stop=fold.stop,
             token_ids=tuple(self._ids),
-            logprobs=tuple(self._logprobs) if self._job.options.logprobs else None,
+            logprobs=tuple(self._logprobs) if self._resolved.options.logprobs else None,
             prompt_token_ids=self._prompt_ids,
             usage=freeze(self._usage),
             limit=limit,
@@ -269,21 +269,21 @@ def result_of(
     """
     token_count, token_limit = (
         output.usage.get("completion_tokens", len(output.token_ids)),
-        output.job.options.max_new_tokens or 0,
+        output.resolved.options.max_new_tokens or 0,
     )
     judged = _judged(output, token_count, route, extra_body)
-    wrong = disobeyed(judged, output.job.options, route)
+    wrong = disobeyed(judged, output.resolved.options, route)
     if wrong is not None:
         return Failure(wrong)
     clipped = output.finish is Finish.LENGTH and 0 < token_count < token_limit
     options = (
-        dataclasses.replace(output.job.options, max_new_tokens=token_count)
+        dataclasses.replace(output.resolved.options, max_new_tokens=token_count)
         if clipped
-        else output.job.options
+        else output.resolved.options
     )
     return trimmed(output.text, options, plugins).map(
         lambda text: GenerationResult(
-            id=output.job.request.id,
+            id=output.resolved.request.id,
             text=text,
             raw_text=output.raw_text,
             prompt_token_ids=output.prompt_token_ids,
@@ -303,14 +303,14 @@ def result_of(
             if output.tool_calls or options.structured is not None
             else unread_by_server(
                 output.text,
-                output.job.request.tools,
+                output.resolved.request.tools,
                 what_cut(output.finish, output.stop, options),
             ),
             options=options,
             clipped_from=token_limit if clipped else None,
             trimmed_by=trimmers(plugins),
-            exact=None if output.job.request.continues is None else False,
-            turn=Turn(request=output.job.request),
+            exact=None if output.resolved.request.continues is None else False,
+            turn=Turn(request=output.resolved.request),
         )
     )
 
@@ -322,7 +322,7 @@ def _judged(
     all known, only more tokens than it was asked for are held against it.
     """
     prompt, limit = output.usage.get("prompt_tokens", 0), output.limit
-    most, counted = output.job.options.max_new_tokens, route != "openai_chat"
+    most, counted = output.resolved.options.max_new_tokens, route != "openai_chat"
     if not counted and most is not None and not LENGTHS.intersection(extra_body):
         counted = token_count > most + 1  # it may count the end token beside them
     return Answer(
@@ -426,7 +426,9 @@ class ChatEngine(HttpEngine[ResolvedRequest, ChatOutput]):
         thought: its answer is no answer to a request for both.
         """
         thought = answer.reasoning or answer.tool_calls or not self.wire.known
-        unthought = None if thought else unthought_form(answer.job.options, self.sender.extra_body)
+        unthought = (
+            None if thought else unthought_form(answer.resolved.options, self.sender.extra_body)
+        )
         if unthought is not None:
             hint = (
                 "start the server with a reasoning parser (--reasoning-parser), or"
@@ -469,8 +471,8 @@ class ChatEngine(HttpEngine[ResolvedRequest, ChatOutput]):
         """Whether a plugin may halt its rows."""
         return any(plugin.feed is not None for plugin in self.plugins)
 
-    def _cuts_away(self, job: ResolvedRequest) -> bool:
-        return bool(_stops(job)) and "stops" not in self.wire.server_side_stops(job.options)
+    def _cuts_away(self, asked: ResolvedRequest) -> bool:
+        return bool(_stops(asked)) and "stops" not in self.wire.server_side_stops(asked.options)
 
     def heavy(self, asked: ResolvedRequest) -> bool:
         return bool(asked.request.sources)
@@ -517,5 +519,5 @@ def _no_images(facts: Facts) -> str:
     )
 
 
-def _stops(job: ResolvedRequest) -> tuple[str, ...]:
-    return (job.options.stop.stop or ()) if job.options.stop is not None else ()
+def _stops(resolved: ResolvedRequest) -> tuple[str, ...]:
+    return (resolved.options.stop.stop or ()) if resolved.options.stop is not None else ()

@@ -91,12 +91,12 @@ def unthought_form(
 
 
 def with_known_fields(
-    extra_body: Mapping[str, object], facts: Facts, request: WireRequest
+    extra_body: Mapping[str, object], facts: Facts, wire_request: WireRequest
 ) -> Slot[WireRequest]:
     """The request, where the server has each field of `extra_body` that is in it."""
-    fields = facts.fields.get(request.path)
+    fields = facts.fields.get(wire_request.path)
     for name in extra_body:
-        if name not in (request.body or {}) or (fields is not None and name in fields):
+        if name not in (wire_request.body or {}) or (fields is not None and name in fields):
             continue
         near = _near_option(name) if fields is None else nearest(name, fields)
         if fields is None and not near:
@@ -104,12 +104,12 @@ def with_known_fields(
         where = (
             "it is no option"
             if fields is None
-            else f"the server's {request.path} has no such field"
+            else f"the server's {wire_request.path} has no such field"
         )
         words = f"extra_body.{name}: {where}{near}"
         error = UnsupportedOption(words, option=name, hint="correct the name, or leave it out")
         return Failure(error)
-    return Success(request)
+    return Success(wire_request)
 
 
 @functools.lru_cache(maxsize=256)

@@ -159,10 +159,10 @@ class HttpEngine(Pluggable, ABC, Generic[A, R]):
         facts = self.sender.directory.known
         server_request = self.sender.model(facts).bind(
             lambda model: self.ask(encoded, stream, facts).map(
-                lambda ask: self.sender.completed(ask, model)
+                lambda request: self.sender.completed(request, model)
             )
         )
-        wire_request = server_request.bind(lambda ask: self.sender.request(ask, facts))
+        wire_request = server_request.bind(lambda request: self.sender.request(request, facts))
         return wire_request.map(lambda request: request._replace(body=copy.deepcopy(request.body)))
 
     def generate(self, inputs: Sequence[A]) -> list[Slot[R]]:

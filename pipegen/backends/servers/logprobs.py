@@ -248,24 +248,26 @@ def logprob(
     )
 
 
-def scores_of_tables(tables: object, ask: ServerRequest) -> Slot[Scores]:
+def scores_of_tables(tables: object, request: ServerRequest) -> Slot[Scores]:
     """The scores of a prompt's last tokens from vLLM's `prompt_logprobs`: for each token of the
     prompt a table of ids, or null for the first.
 
     >>> from pipegen.records.options import GenerationOptions, resolve
-    >>> ask = ServerRequest(
+    >>> request = ServerRequest(
     ...     options=resolve(GenerationOptions()), token_ids=(7, 8), prompt_tokens=2, scored=1
     ... )
-    >>> scores_of_tables([None, {"8": {"logprob": -0.5}, "9": {"logprob": -1.0}}], ask).unwrap()
+    >>> scores_of_tables([None, {"8": {"logprob": -0.5}, "9": {"logprob": -1.0}}], request).unwrap()
     ((-0.5, (8, -0.5), ()),)
     """
-    if not isinstance(tables, list) or len(tables) != ask.prompt_tokens:
+    if not isinstance(tables, list) or len(tables) != request.prompt_tokens:
         count = len(tables) if isinstance(tables, list) else "no"
         return malformed(
-            f"the answer has {count} log probabilities of a prompt of {ask.prompt_tokens} tokens"
+            f"the answer has {count} log probabilities of a prompt of {request.prompt_tokens} tokens"
         )
     pairs: list[tuple[Any, list[Pair]]] = []
-    for token, table in zip(ask.token_ids[-ask.scored :], tables[-ask.scored :], strict=True):
+    for token, table in zip(
+        request.token_ids[-request.scored :], tables[-request.scored :], strict=True
+    ):
         entries = table.items() if isinstance(table, Mapping) else ()
         values = {
             key: entry.get("logprob") if isinstance(entry, Mapping) else None
@@ -274,10 +276,10 @@ def scores_of_tables(tables: object, ask: ServerRequest) -> Slot[Scores]:
         pairs.append(
             (values.get(str(token)), [(_decimal(key), value) for key, value in values.items()])
         )
-    return scores_in(pairs, ask.token_ids[-ask.scored :], ask.scored_top)
+    return scores_in(pairs, request.token_ids[-request.scored :], request.scored_top)
 
 
-def scores_of_meta(meta: Mapping[str, object], ask: ServerRequest) -> Slot[Scores]:
+def scores_of_meta(meta: Mapping[str, object], request: ServerRequest) -> Slot[Scores]:
     """The same from SGLang's `meta_info`, which begins with the token before them: rows of
     [logprob, id, text].
 
@@ -285,12 +287,12 @@ def scores_of_meta(meta: Mapping[str, object], ask: ServerRequest) -> Slot[Score
     beside that token's own log probability.
     """
     entries, tops = entries_of_meta(meta, kind="input"), _listed(meta, "input_top_logprobs")
-    if len(entries) != ask.scored + 1 or len(tops) != len(entries):
+    if len(entries) != request.scored + 1 or len(tops) != len(entries):
         return malformed(
             f"meta_info has {len(entries)} log probabilities of input tokens and {len(tops)}"
-            f" highest ones; {ask.scored + 1} were asked"
+            f" highest ones; {request.scored + 1} were asked"
         )
-    last = max(ask.token_ids)
+    last = max(request.token_ids)
     pairs = [
         (
             row[1]
@@ -298,9 +300,11 @@ def scores_of_meta(meta: Mapping[str, object], ask: ServerRequest) -> Slot[Score
             else None,
             [candidate for candidate in candidates if candidate != (None, None)],
         )
-        for token, (row, candidates) in zip(ask.token_ids[-ask.scored :], entries[1:], strict=True)
+        for token, (row, candidates) in zip(
+            request.token_ids[-request.scored :], entries[1:], strict=True
+        )
     ]
-    return scores_in(pairs, ask.token_ids[-ask.scored :], ask.scored_top)
+    return scores_in(pairs, request.token_ids[-request.scored :], request.scored_top)
 
 
 def scores_in(

@@ -67,20 +67,24 @@ def _known_fields(
     }
 
 
-def from_wire(answer: Any, ask: ServerRequest) -> Slot[tuple[Completion, ...]]:
+def from_wire(answer: Any, request: ServerRequest) -> Slot[tuple[Completion, ...]]:
     """The completions of a whole answer."""
-    read = pieces(answer, lambda choice: _completion(choice, answer, ask, 0, "message"))
+    read = pieces(answer, lambda choice: _completion(choice, answer, request, 0, "message"))
     return read.bind(whole)
 
 
-def from_event(event: Any, ask: ServerRequest, seen: int) -> Slot[tuple[Completion, ...]]:
+def from_event(event: Any, request: ServerRequest, seen: int) -> Slot[tuple[Completion, ...]]:
     """What one event of a stream brings: new text, new reasoning, pieces of tool calls, the end;
     or, last, the usage alone. A server that makes no streams gives all of it at once.
     """
     completions = pieces(
         event,
         lambda choice: _completion(
-            choice, event, ask, seen, "delta" if choice.get("message") in (None, {}) else "message"
+            choice,
+            event,
+            request,
+            seen,
+            "delta" if choice.get("message") in (None, {}) else "message",
         ),
         event=True,
     )
@@ -90,7 +94,7 @@ def from_event(event: Any, ask: ServerRequest, seen: int) -> Slot[tuple[Completi
 def _completion(
     choice: Mapping[str, object],
     answer: Mapping[str, object],
-    ask: ServerRequest,
+    request: ServerRequest,
     seen: int,
     holder: str,
 ) -> Slot[Completion]:
@@ -113,7 +117,7 @@ def _completion(
     if not isinstance(calls, list) or not all(isinstance(call, Mapping) for call in calls):
         return malformed("choices[0].tool_calls is not a list of objects")
     answer_id = answer.get("id")
-    return read_choice(choice, answer, ask, seen).map(
+    return read_choice(choice, answer, request, seen).map(
         lambda completion: unchecked_replace(
             completion,
             text=text,
@@ -131,23 +135,23 @@ def _completion(
     )
 
 
-def _lacking(reply: WireReply, request: WireRequest) -> str:
+def _lacking(reply: WireReply, wire_request: WireRequest) -> str:
     """`images` where vLLM says that its model takes none."""
     message, _ = error_message(reply)
     return "images" if reply.status == 400 and "is not a multimodal model" in message else ""
 
 
-def _classify(server: str, reply: WireReply, ask: ServerRequest) -> GenerationError:
+def _classify(server: str, reply: WireReply, request: ServerRequest) -> GenerationError:
     message, holder = error_message(reply)
     codes = holder.get("code"), holder.get("type")
     if any(code in _TOO_LONG_CODES for code in codes) and too_long(message) is None:
         return PromptTooLong(
-            ask.prompt_tokens or None,
+            request.prompt_tokens or None,
             message=f"{server} says that the prompt is too long: {message}",
         )
     if any(map(refuses, codes)):
         return Refused(f"{server} refused to answer: {message}", refusal=message)
-    return vllm_dialect.too_many_logprobs(reply) or classified(server, reply, ask, too_long)
+    return vllm_dialect.too_many_logprobs(reply) or classified(server, reply, request, too_long)
 
 
 def too_long(message: str) -> tuple[int, int] | None:
@@ -266,7 +270,7 @@ def _wire(
         from_wire=from_wire,
         from_event=from_event,
         lacking=_lacking,
-        classify=lambda reply, ask: _classify(server, reply, ask),
+        classify=lambda reply, request: _classify(server, reply, request),
         server_side_stops=stops,
         paths=(PATH,) if known else (),
         known=known,

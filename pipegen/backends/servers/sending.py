@@ -74,7 +74,7 @@ A = TypeVar("A")
 R = TypeVar("R")
 R_co = TypeVar("R_co", covariant=True)
 Make: TypeAlias = Callable[[Facts], Slot[ServerRequest]]
-"""The ask of a row, given what is known of the server; `Sender.completed` adds the rest."""
+"""The request of a row, given what is known of the server; `Sender.completed` adds the rest."""
 LAST_WORDS = 5.0
 """Seconds that a stream has for its last words (the counts, `[DONE]`) after its row has ended."""
 
@@ -104,9 +104,9 @@ class _Sendable(NamedTuple):
     """A row as it is sent."""
 
     facts: Facts
-    ask: ServerRequest
+    request: ServerRequest
     """Without what was only of use for the request."""
-    request: WireRequest
+    wire_request: WireRequest
     body: bytes | Upload | None
     most: int
     """The bytes that its answer may have."""
@@ -155,18 +155,18 @@ class Sender:
         except AttemptFailed:
             return Facts()
 
-    def completed(self, ask: ServerRequest, model: str | None, rid: str = "") -> ServerRequest:
-        """The ask with what the sender knows: the model's name at the server, the attempt's name, and
+    def completed(self, request: ServerRequest, model: str | None, rid: str = "") -> ServerRequest:
+        """The request with what the sender knows: the model's name at the server, the attempt's name, and
         what is merged into its body.
         """
-        return ask._replace(model=model, rid=rid, extra_body=self.extra_body)
+        return request._replace(model=model, rid=rid, extra_body=self.extra_body)
 
-    def request(self, ask: ServerRequest, facts: Facts) -> Slot[WireRequest]:
+    def request(self, request: ServerRequest, facts: Facts) -> Slot[WireRequest]:
         """The request as it is sent. A field of `extra_body` that the server lacks is refused."""
-        wire_request = self.wire.to_wire(ask, facts)
-        if not ask.extra_body:
+        wire_request = self.wire.to_wire(request, facts)
+        if not request.extra_body:
             return wire_request
-        return wire_request.bind(functools.partial(with_known_fields, ask.extra_body, facts))
+        return wire_request.bind(functools.partial(with_known_fields, request.extra_body, facts))
 
     def _model_by(self, facts: Facts) -> Slot[str | None]:
         """The name that the server knows the model by; None where it could not be found out, which
@@ -206,20 +206,20 @@ class Sender:
         """One attempt at a whole answer. Raises `AttemptFailed`."""
         while True:
             fresh_facts, heavy = self.directory.fresh, row.heavy
-            facts, ask, request, body, most, call.tokens = (
+            facts, request, wire_request, body, most, call.tokens = (
                 await self._ready(row.ask, heavy, call)
                 if heavy or fresh_facts is None
                 else self._made(row.ask, fresh_facts)
             )
             try:
-                reply = await self.transport.once(request, call, body=body, most=most)
+                reply = await self.transport.once(wire_request, call, body=body, most=most)
                 value = json_of(reply.body)
                 if (within := error_within(value.value_or(None))) is not None:
                     raise HttpStatusError(within)
             except (asyncio.CancelledError, HttpStatusError, AttemptFailed) as ended:
-                await self._ended(ended, facts, ask, request)
+                await self._ended(ended, facts, request, wire_request)
             else:
-                answer = self._read(row, ask, value, call)
+                answer = self._read(row, request, value, call)
                 _value(answer)
                 return answer
             finally:
@@ -227,25 +227,25 @@ class Sender:
                     body.let_go()
 
     def _read(
-        self, row: Asked[R], ask: ServerRequest, value: Slot[object], call: RowCall
+        self, row: Asked[R], request: ServerRequest, value: Slot[object], call: RowCall
     ) -> Slot[R]:
         def read(completions: tuple[Completion, ...]) -> Slot[R]:
             for completion in completions:
-                self._spent(call, ask, completion.usage, len(completion.token_ids or ()))
+                self._spent(call, request, completion.usage, len(completion.token_ids or ()))
             return row.read(completions)
 
         return guard_result(
-            lambda: value.bind(lambda answer: self.wire.from_wire(answer, ask)).bind(read),
+            lambda: value.bind(lambda answer: self.wire.from_wire(answer, request)).bind(read),
             self._unreadable,
         )
 
     def _spent(
-        self, call: RowCall, ask: ServerRequest, usage: Mapping[str, int], count: int
+        self, call: RowCall, request: ServerRequest, usage: Mapping[str, int], count: int
     ) -> None:
         """Count the tokens that a request took, where they are known, in the place of those that it
         might have taken.
         """
-        prompt = usage.get("prompt_tokens") or ask.prompt_tokens or len(ask.token_ids)
+        prompt = usage.get("prompt_tokens") or request.prompt_tokens or len(request.token_ids)
         answer = usage.get("completion_tokens", count)
         self.prompt_work.count(prompt, cached=usage.get("cached_tokens", 0))
         if call.turn is not None and prompt and answer:
@@ -278,11 +278,11 @@ class Sender:
 
         async def follow(ready: _Sendable) -> None:
             nonlocal begun, last_words
-            token_count, ask, call.tokens = 0, ready.ask, ready.tokens
+            token_count, request, call.tokens = 0, ready.request, ready.tokens
             usage: Mapping[str, int] = NOTHING
-            total = most_bytes_of_stream(ask) if bounded else None
+            total = most_bytes_of_stream(request) if bounded else None
             events = self.transport.events(
-                ready.request,
+                ready.wire_request,
                 call,
                 lambda: min(call.ends, last_words),
                 body=ready.body,
@@ -294,7 +294,7 @@ class Sender:
                     try:
                         for piece in _value(
                             json_of(data, "an event").bind(
-                                functools.partial(self.pieces_in, ask, token_count)
+                                functools.partial(self.pieces_in, request, token_count)
                             )
                         ):
                             begun = True
@@ -302,8 +302,8 @@ class Sender:
                             usage = piece.usage or usage
                             if take(piece):
                                 if piece.finish is None:  # the row ended by a rule of pipegen's own
-                                    await self._abort(ready.request.rid)
-                                self._spent(call, ask, usage, token_count)
+                                    await self._abort(ready.wire_request.rid)
+                                self._spent(call, request, usage, token_count)
                                 return
                     except (HttpStatusError, AttemptFailed):
                         raise
@@ -315,7 +315,7 @@ class Sender:
                         last_words = asyncio.get_running_loop().time() + LAST_WORDS
             if not ended():
                 _value(malformed(f"{self.access.root} ended its stream before the row had ended"))
-            self._spent(call, ask, usage, token_count)
+            self._spent(call, request, usage, token_count)
 
         async def attempt() -> None:
             try:
@@ -326,7 +326,7 @@ class Sender:
                     except (asyncio.CancelledError, HttpStatusError, AttemptFailed) as stopped:
                         if ended() and not isinstance(stopped, asyncio.CancelledError):
                             return None
-                        await self._ended(stopped, ready.facts, ready.ask, ready.request)
+                        await self._ended(stopped, ready.facts, ready.request, ready.wire_request)
                     finally:
                         if isinstance(ready.body, Upload):
                             ready.body.let_go()
@@ -345,14 +345,14 @@ class Sender:
         return None
 
     def pieces_in(
-        self, ask: ServerRequest, seen: int, value: object
+        self, request: ServerRequest, seen: int, value: object
     ) -> Slot[tuple[Completion, ...]]:
         """The pieces of an event. Raises the error that it tells of: a stream's status was sent
         before anything went wrong.
         """
         if (within := error_within(value)) is not None:
             raise HttpStatusError(within)
-        return self.wire.from_event(value, ask, seen)
+        return self.wire.from_event(value, request, seen)
 
     async def _ready(self, make: Make, heavy: bool, call: RowCall) -> _Sendable:
         """What to send, by the way that the server is known to offer. Raises `AttemptFailed` where
@@ -373,9 +373,11 @@ class Sender:
                         else Upload(b"", loop_resources.uploads.leave)
                     )
                     sendable = sendable._replace(
-                        body=upload, ask=sendable.ask._replace(messages=(), images=())
+                        body=upload, request=sendable.request._replace(messages=(), images=())
                     )
-                    sendable = sendable._replace(request=sendable.request._replace(body=None))
+                    sendable = sendable._replace(
+                        wire_request=sendable.wire_request._replace(body=None)
+                    )
                     await loop_resources.uploads.enter(upload.size)
         except Late as late:
             raise AttemptFailed(
@@ -386,17 +388,23 @@ class Sender:
     def _made(self, make: Make, facts: Facts) -> _Sendable:
         rid = secrets.token_hex(16) if self.wire.abort is not None else ""
         model = _value(self.model(facts))
-        ask = self.completed(_value(make(facts)), model, rid)
-        request = _value(self.request(ask, facts))
-        tokens = self._tokens(ask) if self.transport.rates.limited else 0
-        return _Sendable(facts, ask, request, body_of(request), most_bytes(ask), tokens)
+        request = self.completed(_value(make(facts)), model, rid)
+        wire_request = _value(self.request(request, facts))
+        tokens = self._tokens(request) if self.transport.rates.limited else 0
+        return _Sendable(
+            facts, request, wire_request, body_of(wire_request), most_bytes(request), tokens
+        )
 
-    def _tokens(self, ask: ServerRequest) -> int:
+    def _tokens(self, request: ServerRequest) -> int:
         """The tokens that a request counts with. Raises `AttemptFailed` where no minute has as
         many.
         """
-        prompt = ask.prompt_tokens or len(ask.token_ids) or _estimated(ask.messages, ask.tools)
-        answer = ask.options.max_new_tokens
+        prompt = (
+            request.prompt_tokens
+            or len(request.token_ids)
+            or _estimated(request.messages, request.tools)
+        )
+        answer = request.options.max_new_tokens
         tokens = prompt + (self.transport.rates.longest if answer is None else answer)
         limit = self.transport.limits.tokens
         if limit is None or tokens <= limit:
@@ -411,27 +419,29 @@ class Sender:
         raise AttemptFailed(InvalidRequest(words, hint=hint), again=False)
 
     async def _ended(
-        self, ended: BaseException, facts: Facts, ask: ServerRequest, request: WireRequest
+        self, ended: BaseException, facts: Facts, request: ServerRequest, wire_request: WireRequest
     ) -> None:
         """What the end of an attempt means: there is another way to ask, or `ended` goes on, and
         ends what it gave up on the server too.
         """
         if isinstance(ended, HttpStatusError):
             reply = ended.reply
-            lacks = guard(lambda: self.wire.lacking(reply, request), self._unreadable).value_or("")
+            lacks = guard(
+                lambda: self.wire.lacking(reply, wire_request), self._unreadable
+            ).value_or("")
             if not lacks or lacks in facts.lacks:
                 raise AttemptFailed(
-                    self._refusal(reply, ask),
+                    self._refusal(reply, request),
                     again=reply.status in AGAIN,
                     later=await self.transport.is_later(reply.status),
                 ) from ended
             self.directory.learn(lacks)
             return
         if not isinstance(ended, AttemptFailed) or isinstance(ended.error, Timeout):
-            await self._abort(ask.rid)
+            await self._abort(request.rid)
         raise ended
 
-    def _refusal(self, reply: WireReply, ask: ServerRequest) -> GenerationError:
+    def _refusal(self, reply: WireReply, request: ServerRequest) -> GenerationError:
         """The error of a refusal, whatever it holds, without any secret that the server
         repeated.
         """
@@ -450,7 +460,7 @@ class Sender:
                 reply._replace(
                     body=self.access.scrub(reply.body.decode(errors="replace")).encode()
                 ),
-                ask,
+                request,
             )
 
         outcome = guard(classified, failed)

@@ -94,7 +94,7 @@ def retry_after(headers: Mapping[str, str], now: float | None = None) -> float |
 def classified(
     server: str,
     reply: WireReply,
-    ask: ServerRequest,
+    request: ServerRequest,
     too_long: Callable[[str], tuple[int, int] | None],
 ) -> GenerationError:
     """The error of a refusal, in any shape; an over-long prompt is `PromptTooLong` whatever the
@@ -107,7 +107,7 @@ def classified(
     message, _ = error_message(reply)
     lengths = too_long(message)
     if lengths is not None:
-        return PromptTooLong(ask.prompt_tokens or lengths[0], lengths[1])
+        return PromptTooLong(request.prompt_tokens or lengths[0], lengths[1])
     ending = f": {message}" if message else ""
     words = f"{server} answered {reply.status}{ending}"[:1000]
     if reply.status in BUSY:

@@ -136,16 +136,16 @@ def unsupported(
     return None
 
 
-def to_wire(ask: ServerRequest, facts: Facts) -> Slot[WireRequest]:
+def to_wire(request: ServerRequest, facts: Facts) -> Slot[WireRequest]:
     """The request. What SGLang sampled from is in its sampling masks, which a server has that names
     their size; a greedy row has none, and its log probabilities are taken after penalties.
     """
     most = facts.about.get("sampling_mask_max_tokens")
     most = most if type(most) is int else 0
-    processed = ask.options.logprobs == "processed"
-    fits = 0 < (ask.options.top_k or 0) <= most if ask.options.temperature else most > 0
+    processed = request.options.logprobs == "processed"
+    fits = 0 < (request.options.top_k or 0) <= most if request.options.temperature else most > 0
     refusal = other_logprobs(
-        ask.options,
+        request.options,
         "processed" if processed and fits else "raw",
         "sglang_server",
         f"set top_k, to at most {most}: SGLang gives those of so few tokens alone"
@@ -155,51 +155,52 @@ def to_wire(ask: ServerRequest, facts: Facts) -> Slot[WireRequest]:
     if refusal is not None:
         return Failure(refusal)
     params = (
-        sampling_params(ask.options, ask.ending_ids, ask.stops)
-        if ask.params is None
-        else Success(ask.params)
+        sampling_params(request.options, request.ending_ids, request.stops)
+        if request.params is None
+        else Success(request.params)
     )
-    images, logprobs = ask.images, ask.options.logprobs or ask.scored
+    images, logprobs = request.images, request.options.logprobs or request.scored
     body: dict[str, object] = {
-        "rid": ask.rid or None,
-        "lora_path": ask.options.adapter or None,
-        "stream": ask.stream or None,
+        "rid": request.rid or None,
+        "lora_path": request.options.adapter or None,
+        "stream": request.stream or None,
         "image_data": [data_url(image) for image in images] or None,
         "return_prompt_token_ids": True if images else None,
         "return_logprob": True if logprobs else None,
     }
-    if processed and ask.options.temperature:
-        mode = "support" if ask.options.top_logprobs else "selected"
+    if processed and request.options.temperature:
+        mode = "support" if request.options.top_logprobs else "selected"
         body |= {"return_sampling_mask": True, "sampling_logprobs_mode": mode}
         body |= {"return_logprob": None}
     elif logprobs:
         # from the token before them on: an earlier start would switch SGLang's prefix cache off
-        start, tops = -1, max(ask.options.top_logprobs or 0, MARGIN)
-        if ask.scored:
-            start, tops = ask.prompt_tokens - ask.scored - 1, max(1, ask.scored_top)
+        start, tops = -1, max(request.options.top_logprobs or 0, MARGIN)
+        if request.scored:
+            start, tops = request.prompt_tokens - request.scored - 1, max(1, request.scored_top)
         body |= {"logprob_start_len": start, "top_logprobs_num": tops}
     return params.map(
         lambda sampling: WireRequest(
             path="/generate",
             body=merged(
-                {"input_ids": [*ask.token_ids], "sampling_params": sampling} | without_none(body),
-                ask.extra_body,
+                {"input_ids": [*request.token_ids], "sampling_params": sampling}
+                | without_none(body),
+                request.extra_body,
             ),
-            stream=ask.stream,
-            rid=ask.rid,
+            stream=request.stream,
+            rid=request.rid,
         )
     )
 
 
-def from_wire(answer: object, ask: ServerRequest) -> Slot[tuple[Completion, ...]]:
+def from_wire(answer: object, request: ServerRequest) -> Slot[tuple[Completion, ...]]:
     """The completion of a whole answer: an object, or an array of one."""
     items = answer if isinstance(answer, list) else [answer]
     if len(items) != 1:
         return malformed(f"the answer holds {len(items)} completions, and 1 was asked")
-    return from_event(items[0], ask, 0).bind(whole)
+    return from_event(items[0], request, 0).bind(whole)
 
 
-def from_event(event: object, ask: ServerRequest, seen: int) -> Slot[tuple[Completion, ...]]:
+def from_event(event: object, request: ServerRequest, seen: int) -> Slot[tuple[Completion, ...]]:
     """What one event of a stream brings. Its ids are all so far, or, as the server may be set, only
     the new ones: `completion_tokens` tells which.
     """
@@ -213,11 +214,11 @@ def from_event(event: object, ask: ServerRequest, seen: int) -> Slot[tuple[Compl
     if end.get("matched") == "NaN happened":  # what SGLang calls an id outside the vocabulary
         return malformed("SGLang's logits were not numbers")
     ids = event.get("output_ids")
-    if ids is None and (ask.stream or gives_up(end["type"])):
+    if ids is None and (request.stream or gives_up(end["type"])):
         ids = []
     completion = (
         ids_of(ids, "output_ids")
-        .bind(lambda checked: _new(checked, meta.get("completion_tokens"), ask, seen))
+        .bind(lambda checked: _new(checked, meta.get("completion_tokens"), request, seen))
         .bind(
             lambda new: read_choice(
                 {
@@ -227,7 +228,7 @@ def from_event(event: object, ask: ServerRequest, seen: int) -> Slot[tuple[Compl
                     "meta_info": meta,
                 },
                 {**event, "usage": meta},
-                ask,
+                request,
                 seen,
             )
         )
@@ -238,9 +239,9 @@ def from_event(event: object, ask: ServerRequest, seen: int) -> Slot[tuple[Compl
     return completion.map(lambda piece: (piece,))
 
 
-def _new(ids: tuple[int, ...], total: object, ask: ServerRequest, seen: int) -> Slot[list[int]]:
+def _new(ids: tuple[int, ...], total: object, request: ServerRequest, seen: int) -> Slot[list[int]]:
     """The ids that an event brings, of which the server counts `total` so far."""
-    if not ask.stream or type(total) is not int or total == len(ids):
+    if not request.stream or type(total) is not int or total == len(ids):
         return Success([*ids[seen:]])
     if total == seen + len(ids):
         return Success([*ids])
@@ -356,7 +357,7 @@ SGLANG = Wire(
     to_wire=to_wire,
     from_wire=from_wire,
     from_event=from_event,
-    classify=lambda reply, ask: classified("SGLang", reply, ask, too_long),
+    classify=lambda reply, request: classified("SGLang", reply, request, too_long),
     server_side_stops=server_side_stops,
     raw_stops=True,
     scores=True,

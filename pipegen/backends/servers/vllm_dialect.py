@@ -241,41 +241,41 @@ def server_side_stops(options: GenerationOptions) -> frozenset[str]:
     return frozenset({"ids"} if holds_back else {"ids", "stops"})
 
 
-def to_wire(ask: ServerRequest, facts: Facts) -> Slot[WireRequest]:
+def to_wire(request: ServerRequest, facts: Facts) -> Slot[WireRequest]:
     """The request, by the way that the server offers."""
     params = (
-        sampling_params(ask.options, ask.ending_ids, ask.stops, facts)
-        if ask.params is None
-        else Success(ask.params)
+        sampling_params(request.options, request.ending_ids, request.stops, facts)
+        if request.params is None
+        else Success(request.params)
     )
-    scored = {"prompt_logprobs": max(1, ask.scored_top)} if ask.scored else {}
-    if (most := most_logprobs(facts)) is not None and ask.scored_top > most:
+    scored = {"prompt_logprobs": max(1, request.scored_top)} if request.scored else {}
+    if (most := most_logprobs(facts)) is not None and request.scored_top > most:
         return Failure(more_than(most))
     if "generate" not in facts.lacks:
-        if ask.resized and ask.features is None and is_ok(params):
+        if request.resized and request.features is None and is_ok(params):
             return (
                 Failure(unkept("this vLLM server does not keep the sizes of images"))
                 if "render" in facts.lacks
-                else Success(render_request(ask))
+                else Success(render_request(request))
             )
         # A server with a reasoning parser would hold the form only once it reads the end of
         # reasoning, which never comes where nothing is thought.
-        fields: dict[str, object] = {"reasoning_ended": True if form_of(ask.options) else None}
-        if ask.images and ask.features is None:
-            parts = [{"type": "image_url", "url": data_url(image)} for image in ask.images]
+        fields: dict[str, object] = {"reasoning_ended": True if form_of(request.options) else None}
+        if request.images and request.features is None:
+            parts = [{"type": "image_url", "url": data_url(image)} for image in request.images]
             fields |= {"content_parts": parts, "return_token_ids": True}
-        elif ask.images:
-            fields |= {"features": ask.features, "return_token_ids": True}
+        elif request.images:
+            fields |= {"features": request.features, "return_token_ids": True}
         return params.map(
             lambda sampling: _request(
                 GENERATE,
-                {"token_ids": list(ask.token_ids), "sampling_params": {**sampling, **scored}}
+                {"token_ids": list(request.token_ids), "sampling_params": {**sampling, **scored}}
                 | fields,
-                ask,
+                request,
                 lacks="generate",
             )
         )
-    if ask.images:
+    if request.images:
         words = (
             "this vLLM server takes no images by token ids: its endpoint /inference/v1/generate is"
             " switched off"
@@ -298,49 +298,49 @@ def to_wire(ask: ServerRequest, facts: Facts) -> Slot[WireRequest]:
     return params.map(
         lambda sampling: _request(
             COMPLETIONS,
-            {"prompt": list(ask.token_ids), **sampling, **reports, **scored},
-            ask,
+            {"prompt": list(request.token_ids), **sampling, **reports, **scored},
+            request,
         )
     )
 
 
 def _request(
-    path: str, body: Mapping[str, object], ask: ServerRequest, *, lacks: str = ""
+    path: str, body: Mapping[str, object], request: ServerRequest, *, lacks: str = ""
 ) -> WireRequest:
     # an adapter is a model of its own to the server
-    model = ask.options.adapter or ask.model
-    body = without_none({"model": model, **body, "stream": ask.stream or None})
+    model = request.options.adapter or request.model
+    body = without_none({"model": model, **body, "stream": request.stream or None})
     return WireRequest(
         path=path,
-        body=merged(body, ask.extra_body) if ask.extra_body else body,
-        stream=ask.stream,
-        rid=ask.rid,
+        body=merged(body, request.extra_body) if request.extra_body else body,
+        stream=request.stream,
+        rid=request.rid,
         lacks=lacks,
     )
 
 
-def from_wire(answer: Any, ask: ServerRequest) -> Slot[tuple[Completion, ...]]:
+def from_wire(answer: Any, request: ServerRequest) -> Slot[tuple[Completion, ...]]:
     """The completions of a whole answer, of either endpoint; or what it made of images, where that
     was asked.
     """
-    if ask.resized and ask.features is None:
-        return read_features(answer, ask)
-    return pieces(answer, lambda choice: _completion(choice, answer, ask, 0)).bind(whole)
+    if request.resized and request.features is None:
+        return read_features(answer, request)
+    return pieces(answer, lambda choice: _completion(choice, answer, request, 0)).bind(whole)
 
 
-def from_event(event: Any, ask: ServerRequest, seen: int) -> Slot[tuple[Completion, ...]]:
+def from_event(event: Any, request: ServerRequest, seen: int) -> Slot[tuple[Completion, ...]]:
     """What one event of a stream brings: only new tokens."""
-    return pieces(event, lambda choice: _completion(choice, event, ask, seen), event=True)
+    return pieces(event, lambda choice: _completion(choice, event, request, seen), event=True)
 
 
 def _completion(
-    choice: Mapping[str, object], answer: Mapping[str, object], ask: ServerRequest, seen: int
+    choice: Mapping[str, object], answer: Mapping[str, object], request: ServerRequest, seen: int
 ) -> Slot[Completion]:
     if choice.get("token_ids") is None:
-        if not ask.stream and not gives_up(choice.get("finish_reason")):
+        if not request.stream and not gives_up(choice.get("finish_reason")):
             return malformed("choices[0] holds no token_ids: the server is too old to give them")
         choice = {**choice, "token_ids": []}
-    return read_choice(choice, answer, ask, seen)
+    return read_choice(choice, answer, request, seen)
 
 
 _TOO_LONG = (
@@ -393,7 +393,7 @@ _TOO_MANY = re.compile(r"'too_long'.*'stop'.*at most \d+ items", re.DOTALL)
 """What vLLM says of more stop strings than it takes."""
 
 
-def lacking(reply: WireReply, request: WireRequest) -> str:
+def lacking(reply: WireReply, wire_request: WireRequest) -> str:
     """`generate`, `render` where the endpoint is not there or is switched off; `stops` where the
     server halts at ids alone.
     """
@@ -401,13 +401,13 @@ def lacking(reply: WireReply, request: WireRequest) -> str:
     missing = reply.status in (403, 404, 405, 501) and not (
         "model" in message and "does not exist" in message
     )
-    if request.lacks == "render":  # or the server takes nobody's word for sizes
+    if wire_request.lacks == "render":  # or the server takes nobody's word for sizes
         return (
             "render"
             if missing or (reply.status == 400 and "mm_processor_kwargs" in message)
             else ""
         )
-    if request.lacks == "generate" and missing and reply.status != 501:
+    if wire_request.lacks == "generate" and missing and reply.status != 501:
         return "generate"
     return (
         "stops"
@@ -466,8 +466,8 @@ VLLM = Wire(
     to_wire=to_wire,
     from_wire=from_wire,
     from_event=from_event,
-    classify=lambda reply, ask: (
-        too_many_logprobs(reply) or classified("vLLM", reply, ask, too_long)
+    classify=lambda reply, request: (
+        too_many_logprobs(reply) or classified("vLLM", reply, request, too_long)
     ),
     lacking=lacking,
     server_side_stops=server_side_stops,
@@ -491,12 +491,14 @@ VLLM = Wire(
 RENDER = "/v1/chat/completions/render"
 
 
-def render_request(ask: ServerRequest) -> WireRequest:
+def render_request(request: ServerRequest) -> WireRequest:
     """The request for the images alone. Between the smallest and the largest of them as its budget,
     a processor has nothing to resize.
     """
-    areas = [image.width * image.height for image in ask.images]
-    parts = [{"type": "image_url", "image_url": {"url": data_url(image)}} for image in ask.images]
+    areas = [image.width * image.height for image in request.images]
+    parts = [
+        {"type": "image_url", "image_url": {"url": data_url(image)}} for image in request.images
+    ]
     body = {
         "messages": [{"role": "user", "content": parts}],
         "max_tokens": 1,
@@ -504,12 +506,12 @@ def render_request(ask: ServerRequest) -> WireRequest:
     }
     return WireRequest(
         path=RENDER,
-        body=body if ask.model is None else {"model": ask.model, **body},
+        body=body if request.model is None else {"model": request.model, **body},
         lacks="render",
     )
 
 
-def read_features(answer: object, ask: ServerRequest) -> Slot[tuple[Completion, ...]]:
+def read_features(answer: object, request: ServerRequest) -> Slot[tuple[Completion, ...]]:
     """The images as the server prepared them, for the places that they have in pipegen's prompt;
     each takes as many tokens as there.
 
@@ -533,14 +535,14 @@ def read_features(answer: object, ask: ServerRequest) -> Slot[tuple[Completion, 
     """
     features = answer.get("features") if isinstance(answer, Mapping) else None
     columns = [_images(features, name) for name in ("mm_hashes", "kwargs_data", "mm_placeholders")]
-    if any(len(column) != len(ask.places) for column in columns) or not all(
+    if any(len(column) != len(request.places) for column in columns) or not all(
         isinstance(entry, str) for entry in (*columns[0], *columns[1])
     ):
         return malformed(
             f"the server rendered {[len(column) for column in columns]} hashes, images and places"
-            f" for {len(ask.places)} images"
+            f" for {len(request.places)} images"
         )
-    for place, (_, length) in zip(columns[2], ask.places, strict=True):
+    for place, (_, length) in zip(columns[2], request.places, strict=True):
         tokens = place.get("length") if isinstance(place, Mapping) else None
         if tokens != length:
             words = (
@@ -548,7 +550,7 @@ def read_features(answer: object, ask: ServerRequest) -> Slot[tuple[Completion, 
                 " pipegen: the server did not keep its size"
             )
             return Failure(unkept(words))
-    places = [{"offset": offset, "length": length} for offset, length in ask.places]
+    places = [{"offset": offset, "length": length} for offset, length in request.places]
     return Success(
         (
             Completion(

@@ -173,11 +173,11 @@ def root_of(client: Any) -> str:
 
 
 async def post(
-    client: Any, request: WireRequest, headers: Mapping[str, str] | None = None
+    client: Any, wire_request: WireRequest, headers: Mapping[str, str] | None = None
 ) -> bytes:
     """Post through the caller's client to the server's root (not below `/v1`); the raw answer."""
     options = {"options": {"headers": dict(headers)}} if headers else {}
-    url, body = f"{root_of(client)}{request.path}", dict(request.body or {})
+    url, body = f"{root_of(client)}{wire_request.path}", dict(wire_request.body or {})
     answer = await client.post(url, cast_to=_response_type(), body=body, **options)
     content: bytes = answer.content
     return content

@@ -106,7 +106,7 @@ def test_a_stopping_criterion_halts_its_row_and_no_other(after: int, engine: Any
     for at, slot in enumerate(engine.with_plugin(halting(after)).generate(rows())):
         raw, server_side_stops = slot.unwrap(), len(PROMPTS[at]) % 2 == 1
         assert raw.token_ids == plain[at][: after if server_side_stops else 8]
-        assert raw.halted == ("halting" if server_side_stops else None)
+        assert raw.ended_by_plugin == ("halting" if server_side_stops else None)
         assert decode_row(raw, engine.tokenizer).unwrap().finish is (
             Finish.PLUGIN if server_side_stops else Finish.LENGTH
         )

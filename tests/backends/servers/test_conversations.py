@@ -16,7 +16,7 @@ from pipegen.records.results import ChatOutput, Finish, GenerationResult, Resolv
 
 def answered(request: TextGenerationRequest) -> GenerationResult:
     job = ResolvedRequest(request=request, options=resolve())
-    output = ChatOutput(job=job, text="Yes.", raw_text="Yes.", finish=Finish.EOS, usage={})
+    output = ChatOutput(resolved=job, text="Yes.", raw_text="Yes.", finish=Finish.EOS, usage={})
     return result_of(output, "openai_chat", ()).unwrap()
 
 

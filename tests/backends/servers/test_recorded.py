@@ -54,11 +54,13 @@ def ask_of(case: dict[str, Any]) -> ServerRequest:
     return ServerRequest(options=options, stream=bool(body.get("stream")), prompt_tokens=0)
 
 
-def pieces_of(wire: Wire, case: dict[str, Any], ask: ServerRequest) -> list[Completion]:
+def pieces_of(wire: Wire, case: dict[str, Any], request: ServerRequest) -> list[Completion]:
     """What the events of a recorded stream brought."""
     events, found, seen = Events(), [], 0
     for data in events.feed(case["body"].encode()):
-        for piece in json_of(data).bind(lambda value: wire.from_event(value, ask, seen)).unwrap():  # noqa: B023
+        for piece in (
+            json_of(data).bind(lambda value: wire.from_event(value, request, seen)).unwrap()  # noqa: B023
+        ):
             found.append(piece)
             seen += len(piece.token_ids or ())
     assert events.done
