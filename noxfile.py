@@ -106,7 +106,7 @@ ENVIRONMENT = {
     "TRANSFORMERS_OFFLINE": "1",
     "TOKENIZERS_PARALLELISM": "false",
     # `support` and `training`: what tests and benchmarks share, and what is not shipped
-    "PYTHONPATH": str(ROOT / "tests"),
+    "PYTHONPATH": os.pathsep.join((str(ROOT / "tests"), str(ROOT / "tests" / "programs"))),
     "OMP_NUM_THREADS": "1",  # many threads are slower than one for models as small as these
     # sets keep their order from run to run, and so do the examples drawn from them
     "PYTHONHASHSEED": "0",
@@ -612,7 +612,9 @@ def ray(session: nox.Session) -> None:
     """
     install_on_shared(session, "tests/on_ray/ray-requirements.txt")
     if session.posargs[:1] == ["bench"]:
-        session.run("python", "tests/bench/ray_cost.py", *session.posargs[1:], env=ENVIRONMENT)
+        session.run(
+            "python", "tests/programs/bench/ray_cost.py", *session.posargs[1:], env=ENVIRONMENT
+        )
     else:
         session.run(
             "python",
@@ -756,7 +758,7 @@ def bench(session: nox.Session) -> None:
             install_beside_vllm(session)
             session.run(
                 str(own),
-                "tests/bench/vllm_engine.py",
+                "tests/programs/bench/vllm_engine.py",
                 external=True,
                 env={**ENVIRONMENT, "TORCH_COMPILE_DISABLE": "1"},
             )
@@ -764,11 +766,11 @@ def bench(session: nox.Session) -> None:
             run(
                 session,
                 "python",
-                f"tests/bench/{'vllm_engine' if name == 'vllm' else name}.py",
+                f"tests/programs/bench/{'vllm_engine' if name == 'vllm' else name}.py",
                 *arguments,
                 BENCH_PEERS=str(BENCH_PEERS),
             )
-    run(session, "python", "tests/bench/report.py")
+    run(session, "python", "tests/programs/bench/report.py")
 
 
 @nox.session(default=False)
@@ -781,7 +783,7 @@ def gpu(session: nox.Session) -> None:
     of PIPEGEN_VLLM_PYTHON.
     """
     install(session, ".[hf,structured]")
-    run(session, "python", "tests/gpu/everything.py", *session.posargs)
+    run(session, "python", "tests/programs/gpu/everything.py", *session.posargs)
 
 
 def install_frozen(session: nox.Session, requirements: str) -> None:
@@ -865,7 +867,7 @@ def engines(session: nox.Session) -> None:
     if session.posargs[:1] == ["bench"]:
         session.run(
             tool_in(session, VLLM, "python"),
-            "tests/bench/vllm_speed.py",
+            "tests/programs/bench/vllm_speed.py",
             *session.posargs[1:],
             external=True,
             env=ENVIRONMENT,

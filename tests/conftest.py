@@ -38,8 +38,7 @@ os.environ["XDG_CACHE_HOME"] = _verdicts.name
 # Code for type checkers, which is not run; programs that measure; and real engines, in environments
 # of their own: `nox -s engines`, `nox -s servers`.
 collect_ignore = [
-    *("typing", "bench", "engines", "servers", "gpu/device.py", "gpu/everything.py"),
-    *("gpu/programs.py", "gpu/vllm_arm.py"),
+    *("typing", "engines", "servers", "programs/bench", "programs/gpu"),
 ]
 
 HERE = Path(__file__).parent

@@ -70,7 +70,11 @@ def test_a_row_that_was_measured_has_the_peak_memory_of_each_side() -> None:
 def test_the_memory_of_a_process_is_not_what_its_parent_held(command: tuple[str, ...]) -> None:
     held = bytearray(b"1") * (300 << 20)
     output = subprocess.run(
-        [sys.executable, *command], cwd=HERE / "bench", check=True, capture_output=True, text=True
+        [sys.executable, *command],
+        cwd=HERE / "programs" / "bench",
+        check=True,
+        capture_output=True,
+        text=True,
     ).stdout
     assert 1 < float(output.split()[-1]) < 100 < len(held) >> 20
 
@@ -78,16 +82,18 @@ def test_the_memory_of_a_process_is_not_what_its_parent_held(command: tuple[str,
 def test_a_command_that_fails_is_not_measured() -> None:
     launched = [sys.executable, "launch.py", sys.executable, "-c", "raise SystemExit(3)"]
     assert (
-        subprocess.run(launched, cwd=HERE / "bench", check=False, capture_output=True).returncode
+        subprocess.run(
+            launched, cwd=HERE / "programs" / "bench", check=False, capture_output=True
+        ).returncode
         == 3
     )
 
 
 @pytest.fixture(scope="module")
 def headlines() -> Iterator[ModuleType]:
-    sys.path.insert(0, str(HERE / "bench"))
+    sys.path.insert(0, str(HERE / "programs" / "bench"))
     yield importlib.import_module("headlines")
-    sys.path.remove(str(HERE / "bench"))
+    sys.path.remove(str(HERE / "programs" / "bench"))
 
 
 def test_the_page_begins_with_a_few_ratios_that_were_measured_and_none_is_quoted_higher(
@@ -108,7 +114,7 @@ def test_the_chart_and_the_table_of_the_page_are_those_of_the_rows(headlines: Mo
     docs = HERE.parent / "docs"
     assert (docs / "images" / "benchmarks.svg").read_text(encoding="utf-8") == headlines.chart(
         quoted
-    ), "out of date: python tests/bench/report.py"
+    ), "out of date: python tests/programs/bench/report.py"
     assert headlines.headline_table(quoted) in (docs / "contributing" / "benchmarks.md").read_text(
         encoding="utf-8"
     )

@@ -13,7 +13,7 @@ import pytest
 
 pytest.importorskip("pyarrow")
 
-BENCH = Path(__file__).parents[1] / "bench" / "tables.py"
+BENCH = Path(__file__).parents[1] / "programs" / "bench" / "tables.py"
 pytestmark = pytest.mark.slow
 
 IMAGES = """

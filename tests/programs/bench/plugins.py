@@ -1,5 +1,5 @@
 """What plugins cost beside decoding: ratios, measured in turn in one run. Run by `nox -s bench`, or
-as `python tests/bench/plugins.py`.
+as `python tests/programs/bench/plugins.py`.
 
 The embedded model decodes a row, and each plugin is given 4,096 tokens as an engine gives them; the
 time of the processor that it takes is put beside the time that the model takes for as many, from

@@ -1,5 +1,5 @@
-"""Draw the demo's images anew, where the package keeps them: `PYTHONPATH=tests python
-tests/training/draw_demo_images.py`.
+"""Draw the demo's images anew, where the package keeps them: `PYTHONPATH=tests/programs python
+tests/programs/training/draw_demo_images.py`.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 """Where the seconds of a run of pipegen go, and what each would take at the limit of its best
-passes: `python tests/bench/profile_passes.py [skewed] [real]`.
+passes: `python tests/programs/bench/profile_passes.py [skewed] [real]`.
 
 The run is that of `text.py`: same prompts, same lengths. Functions of the loop are wrapped by a
 clock that gives every moment to the innermost of them, and runs of pipegen and of the limit take

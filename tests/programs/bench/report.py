@@ -1,5 +1,5 @@
 """Gather what the programs of this folder measured into docs/contributing/benchmarks.json, the page
-beside it and a chart: `python tests/bench/report.py`.
+beside it and a chart: `python tests/programs/bench/report.py`.
 """
 
 from __future__ import annotations

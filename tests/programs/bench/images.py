@@ -1,7 +1,7 @@
 """Images on the Hugging Face path, side by side with static batches and with transformers'
 pipeline. Run by `nox -s bench`.
 
-`python tests/bench/images.py [skewed] [large]`: images of four sizes with outputs of skewed
+`python tests/programs/bench/images.py [skewed] [large]`: images of four sizes with outputs of skewed
 lengths; 200 large images, whose preparation costs as much as the generation. The embedded model.
 """
 

@@ -1,8 +1,8 @@
 """Conversations of 10 turns with text, tools and images: the ids of every turn begin with those of
 the turns before, and are the same on every engine, byte for byte.
 
-    python tests/bench/same_turns.py hold hf|vllm|vllm_server|sglang_server [MODEL ...]
-    python tests/bench/same_turns.py compare
+    python tests/programs/bench/same_turns.py hold hf|vllm|vllm_server|sglang_server [MODEL ...]
+    python tests/programs/bench/same_turns.py compare
 
 `hold` has 1,000 seeded conversations with each model, in float32, and writes a file of all ids for
 it: .cache/same_turns/MODEL.ENGINE.jsonl, a line for each turn. `--count` says otherwise how many.
@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).parent
-sys.path[:0] = [str(HERE.parent), str(HERE.parent / "servers")]
+sys.path[:0] = [str(HERE.parents[1]), str(HERE.parents[1] / "servers")]
 
 from launch import BY_IDS, server  # noqa: E402
 from support.models import write_model  # noqa: E402
@@ -38,7 +38,7 @@ from support.talks import Talk, broken_prefixes, greedy, held  # noqa: E402
 import pipegen as pg  # noqa: E402
 from pipegen.records.frozen import thaw  # noqa: E402
 
-FOLDER = HERE.parents[1] / ".cache" / "same_turns"
+FOLDER = HERE.parents[2] / ".cache" / "same_turns"
 ENGINES = ("hf", "vllm", "vllm_server", "sglang_server")
 MODELS = ("qwen3", "qwen3_vl", "embedded")
 TOGETHER = 100

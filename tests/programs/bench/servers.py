@@ -1,7 +1,7 @@
 """Requests to a server: how many a second, and what one costs the client, beside other clients, at
 1 to 1,000 in flight. Run by `nox -s bench`.
 
-`python tests/bench/servers.py`, beside `stub_server.py`, which answers after 20 ms, always. Every
+`python tests/programs/bench/servers.py`, beside `stub_server.py`, which answers after 20 ms, always. Every
 client has a process of its own; all are asked in turn, level by level.
 """
 

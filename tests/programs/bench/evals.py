@@ -1,7 +1,7 @@
 """Evaluations side by side: pipegen against lm-eval's own `hf` model and inspect's, on random
 models of given shapes, each arm in a process of its own.
 
-    BENCH_QUESTIONS=200 python tests/bench/evals.py            # in the environment of `nox -s evals`; rows by name may follow
+    BENCH_QUESTIONS=200 python tests/programs/bench/evals.py            # in the environment of `nox -s evals`; rows by name may follow
 
 The arms of a row take turns, `BENCH_REPEATS` times each (once, if nothing is set), with the model
 loaded before the clock starts; of lm-eval only its calls of the model are timed. Seconds are the

@@ -2,7 +2,7 @@
 small and on a real model. Run by `nox -s bench`.
 
 Every way of generating gets the same prompts, must make the ids (or the text) that each row makes
-alone, and ends at the same lengths (`forced.py`). `python tests/bench/text.py [equal] [skewed]
+alone, and ends at the same lengths (`forced.py`). `python tests/programs/bench/text.py [equal] [skewed]
 [real]` runs a part.
 """
 

@@ -1,6 +1,6 @@
 """What a fresh process costs: commands that ask no engine beside `import torch`, and a first answer
 beside importing the model's class alone. That of a token server is the first of its checkpoint:
-nothing is kept of it. `python tests/bench/start.py`, run by
+nothing is kept of it. `python tests/programs/bench/start.py`, run by
 `nox -s bench -- start`. Seconds are those of the processor.
 """
 

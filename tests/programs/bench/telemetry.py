@@ -2,7 +2,7 @@
 exporters of spans and metrics. Each is compared with pipegen that never looks for it (`unasked`).
 Each runs in processes of its own, in turn; the best of some rounds counts.
 
-    python tests/bench/telemetry.py
+    python tests/programs/bench/telemetry.py
 """
 
 from __future__ import annotations

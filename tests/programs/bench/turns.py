@@ -3,7 +3,7 @@ least possible, passes against one call that knew all turns beforehand, and the 
 stays. `loops` counts the passes of `pg.imap(pg.turns(...))`, `vllm` does so on vLLM, with the python
 of its environment.
 
-    python tests/bench/turns.py [tokens] [passes] [loops] [memory] [vllm]
+    python tests/programs/bench/turns.py [tokens] [passes] [loops] [memory] [vllm]
 
 It prints its figures. They are counts, the same on every machine, but for the memory of the
 process.

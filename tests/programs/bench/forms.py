@@ -1,4 +1,4 @@
-"""What the form of an answer costs the rows beside it: `python tests/bench/forms.py [embedded]
+"""What the form of an answer costs the rows beside it: `python tests/programs/bench/forms.py [embedded]
 [smollm2]`. Run by `nox -s bench`.
 
 Eight rows make equally many tokens in one batch, with and without a JSON schema for one of them,

@@ -1,5 +1,5 @@
 """All measurements on this machine's device, one after the other, each in a process of its own:
-`python tests/gpu/everything.py [NAME ...]`.
+`python tests/programs/gpu/everything.py [NAME ...]`.
 
 Run by `nox -s gpu`. It takes at most `MOST` seconds in all; what is not done by then is reported. The
 lines go to `.bench/gpu.md`, from which the page of benchmarks is made. The exit code is 1 where

@@ -1,5 +1,5 @@
 """How fast distributions are written: a million tokens with the 32 likeliest ones of each, half of
-them prompts, to Parquet, in processor time. `python tests/bench/likeliest.py [tokens]`.
+them prompts, to Parquet, in processor time. `python tests/programs/bench/likeliest.py [tokens]`.
 
 A hundred results are made before, and written over and over: making them and freeing them is not
 counted. An id and its log probability are 8 bytes, as the file holds them before compression.

@@ -22,7 +22,7 @@ HERE = Path(__file__).parent
 def test_a_program_runs_and_all_is_as_it_has_to_be(program: str) -> None:
     environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
-        [sys.executable, str(HERE / "everything.py"), program],
+        [sys.executable, str(HERE / "programs" / "gpu" / "everything.py"), program],
         capture_output=True,
         text=True,
         env=environment,
@@ -39,7 +39,7 @@ def test_a_program_runs_and_all_is_as_it_has_to_be(program: str) -> None:
 
 def test_an_unknown_program_is_named() -> None:
     done = subprocess.run(
-        [sys.executable, str(HERE / "everything.py"), "parties"],
+        [sys.executable, str(HERE / "programs" / "gpu" / "everything.py"), "parties"],
         capture_output=True,
         text=True,
         check=False,

@@ -1,5 +1,5 @@
 """What tables cost on top of generation: 100,000 rows of Parquet in and out, in processor time and
-in memory. `python tests/bench/tables.py [rows]`.
+in memory. `python tests/programs/bench/tables.py [rows]`.
 
 Requests are made and answers are there, so what is measured is reading, making rows, and writing.
 Prints one line of JSON.

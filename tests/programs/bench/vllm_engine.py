@@ -3,7 +3,7 @@
 
 Run by `nox -s bench`.
 
-`python tests/bench/vllm_engine.py`, by an interpreter that has vLLM. What each way holds is
+`python tests/programs/bench/vllm_engine.py`, by an interpreter that has vLLM. What each way holds is
 measured afterwards, in processes of their own with an engine each. Where vLLM is not installed, the
 rows say so.
 """

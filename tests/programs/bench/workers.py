@@ -51,7 +51,7 @@ class Worker:
         self.arm, self._log = arm, tempfile.TemporaryFile("w+")  # noqa: SIM115
         environment = {
             **os.environ,
-            "PYTHONPATH": str(ROOT),
+            "PYTHONPATH": os.pathsep.join((str(ROOT), str(HERE.parent))),  # and `training`
             "TOKENIZERS_PARALLELISM": "false",
             "HF_HUB_OFFLINE": "1",
         }

@@ -1,5 +1,5 @@
 """What a pass of a full batch takes with `torch.compile` and with static shapes: `python
-tests/bench/compiled.py [embedded] [smollm2]`.
+tests/programs/bench/compiled.py [embedded] [smollm2]`.
 
 Prompts of different lengths are read once, and the same rows go on for some steps in every way of
 taking them: as pipegen does, the cache growing in place; as it does with `compile=True`; with

@@ -1,7 +1,7 @@
 """Beginnings that rows share: held once and read once by each step, beside copies of them in every
 row; and the peers. Run by `nox -s bench -- shared`.
 
-    python tests/bench/shared.py [prompts] [batch] [samples] [choices] [alone]
+    python tests/programs/bench/shared.py [prompts] [batch] [samples] [choices] [alone]
 
 The two ways are one build: copies are held where the least number of columns that sharing must save
 is infinite. They take turns, and the median of the ratios counts. Seconds are the processor's.

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 HERE = Path(__file__).parent
-sys.path += [str(HERE.parent / "bench"), str(HERE.parent)]
+sys.path += [str(HERE.parent / "bench"), str(HERE.parents[1])]
 
 __all__ = ["Sizes", "finished", "held", "model_folder", "name", "on_gpu", "prompts", "sizes"]
 
