@@ -64,13 +64,13 @@ BUDGETS = {
 }
 """How many nodes of the syntax tree each room may have."""
 PUBLIC_MODULES = ("backends", "plugins", "stages", "jobs.ray")
-ABOVE_THE_BORDER = ("io", "jobs", "evals", "report", "config", "cli", "contrib")
+ABOVE_THE_BORDER = ("io", "jobs", "evals", "report", "config", "cli", "testing", "contrib")
 INNER_NAMES = {
     "core": "errors",
     "core.distribution": "DISTRIBUTION MissingExtra install_command install_hint need",
     "core.foreign_calls": "Raised attempt guard guard_result report",
     "core.functional": "parallel partition_all without_none",
-    "core.interpreter": "Row",
+    "core.interpreter": "Row advance",
     "core.names": "CLOSE",
     "core.pipe": "EngineMap identity row_stage",
     "core.slots": "all_of live",
@@ -99,29 +99,41 @@ INNER_NAMES = {
     "records.parse_request": "Request carried unreadable",
     "records.request_forms": "KEYS meant refused without_final_answer",
     "records.requests": "FIELDS holds_options misplaced unread_media",
-    "records.results": "ChatOutput Ending ToolReplies Turn",
+    "records.results": (
+        "ChatOutput Decoded Encoded Ending PreparedImage Raw ResolvedRequest ToolReplies Turn"
+    ),
+    "records.scores": "ScoreInput TokenScores",
     "records.secret": "Secret masked",
     "media.folder": "SUFFIXES",
     "media.frames": "choose_frames",
     "media.image": "open_image",
-    "media.png": "png_of",
+    "media.png": "png_of png_with",
     "media.source": "load_sources sample_of",
     "media.video": "frames_of",
-    "engines.capabilities": "FEATURES",
+    "engines.capabilities": "Capability FEATURES",
     "engines.model": "reader_of",
-    "engines.protocol": "answers_depend_on rewrites_of takes_tokens",
+    "engines.plugin": "Pluggable RowContext",
+    "engines.protocol": (
+        "RowDone TokenEngine TokensMade answers_depend_on require_token_engine rewrites_of "
+        "takes_tokens"
+    ),
     "engines.settings": "BESIDE FallbackSettings SETTINGS config_of fields_of nearest_setting",
     "engines.tokenizer": "Tokenizer",
     "engines.versions": "bounds is_newer minor required_by",
     "ending.detokenize": "spell",
+    "ending.plugin_state": "not_fed",
     "ending.stop_scan": "cut",
     "ending.stop_state": "TokenFold plan_of",
     "template.template": "call_template",
     "template.untrusted": "Conversation",
     "answer": "answer_check",
     "answer.answer_check": "Answer CUT_PROMPT Finding FindingKind HINTS WORDS check_answer",
-    "answer.barred": "barred_after spellings",
+    "answer.barred": "barred_after barred_in spellings",
+    "stages.ending": "decode",
     "stages.gather_samples": "derive_seed expand",
+    "stages.rendering": "Rendered render",
+    "stages.resolving": "resolve",
+    "stages.tokenizing": "tokenize",
     "drivers.arguments": (
         "Admission Options check_run check_settings pair pairs record_of "
         "require_iterable with_option_words"
