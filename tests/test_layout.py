@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import dataclasses
 import functools
 import importlib
 import importlib.util
@@ -18,6 +19,7 @@ from typing import Any, NamedTuple
 import pytest
 
 import pipegen
+from pipegen.core.steps import Step
 
 HERE = Path(__file__).parent.parent
 PACKAGE = Path(str(resources.files(pipegen)))
@@ -65,6 +67,10 @@ BUDGETS = {
 """How many nodes of the syntax tree each room may have."""
 ANY, ANY_IN_CORE = 1_965, 30
 """How often `Any` may stand in the package, and in its core."""
+OPENED = {"records": 4, "stages": 23}
+"""How often these rooms may call `is_ok` or `unwrap`, where a Result is not chained."""
+STEP_FIELDS = 13
+"""How many fields a step of a pipe may have."""
 PUBLIC_MODULES = ("backends", "plugins", "stages", "jobs.ray")
 ABOVE_THE_BORDER = ("io", "jobs", "evals", "report", "config", "cli", "testing", "contrib")
 INNER_NAMES = {
@@ -185,6 +191,8 @@ class File(NamedTuple):
     nodes: int
     any: int
     """How often `Any` stands in it."""
+    opened: int
+    """How often it calls `is_ok` or `unwrap`."""
     silent: list[int]
     """Lines that catch every exception, and do not raise again."""
     says_what_it_is_for: bool
@@ -225,6 +233,9 @@ def file(name: str) -> File:
         [*imported_by(name, nodes)],
         len(nodes),
         sum(_name(node) == "Any" for node in nodes),
+        sum(
+            isinstance(node, ast.Call) and _name(node.func) in ("is_ok", "unwrap") for node in nodes
+        ),
         [
             node.lineno
             for node in broad
@@ -369,6 +380,26 @@ def test_any_stands_no_more_often_than_it_did() -> None:
     in_core = sum(file(name).any for name in FILES if name.startswith("core/"))
     assert in_core <= ANY_IN_CORE
     assert sum(file(name).any for name in FILES) <= ANY
+
+
+def test_where_a_result_is_chained_it_is_opened_no_more_often_than_it_was() -> None:
+    """The bounds only fall."""
+    opened = {
+        room: sum(file(name).opened for name in FILES if name.startswith(f"{room}/"))
+        for room in OPENED
+    }
+    assert {room: count for room, count in opened.items() if count > OPENED[room]} == {}
+
+
+def test_toolz_is_reached_through_one_file() -> None:
+    """Which gives its functions their types."""
+    imports = {name for name in FILES for module in file(name).for_types if "toolz" in module}
+    assert imports == {"core/functional.py"}
+
+
+def test_a_step_has_no_more_fields_than_it_had() -> None:
+    """The bound only falls: what a later stage asks of an earlier one, a record's field can say."""
+    assert len(dataclasses.fields(Step)) <= STEP_FIELDS
 
 
 def test_each_file_has_a_name_of_its_own() -> None:
