@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import dataclasses
 import functools
 import importlib
 import importlib.util
@@ -18,6 +19,7 @@ from typing import Any, NamedTuple
 import pytest
 
 import pipegen
+from pipegen.core.steps import Step
 
 HERE = Path(__file__).parent.parent
 PACKAGE = Path(str(resources.files(pipegen)))
@@ -63,14 +65,20 @@ BUDGETS = {
     "embedded": 50,
 }
 """How many nodes of the syntax tree each room may have."""
+ANY, ANY_IN_CORE = 1_965, 30
+"""How often `Any` may stand in the package, and in its core."""
+OPENED = {"records": 4, "stages": 23}
+"""How often these rooms may call `is_ok` or `unwrap`, where a Result is not chained."""
+STEP_FIELDS = 13
+"""How many fields a step of a pipe may have."""
 PUBLIC_MODULES = ("backends", "plugins", "stages", "jobs.ray")
-ABOVE_THE_BORDER = ("io", "jobs", "evals", "report", "config", "cli", "contrib")
+ABOVE_THE_BORDER = ("io", "jobs", "evals", "report", "config", "cli", "testing", "contrib")
 INNER_NAMES = {
     "core": "errors",
     "core.distribution": "DISTRIBUTION MissingExtra install_command install_hint need",
     "core.foreign_calls": "Raised attempt guard guard_result report",
     "core.functional": "parallel partition_all without_none",
-    "core.interpreter": "Row",
+    "core.interpreter": "Row advance",
     "core.names": "CLOSE",
     "core.pipe": "EngineMap identity row_stage",
     "core.slots": "all_of live",
@@ -99,29 +107,41 @@ INNER_NAMES = {
     "records.parse_request": "Request carried unreadable",
     "records.request_forms": "KEYS meant refused without_final_answer",
     "records.requests": "FIELDS holds_options misplaced unread_media",
-    "records.results": "ChatOutput Ending ToolReplies Turn",
+    "records.results": (
+        "ChatOutput Decoded Encoded Ending PreparedImage Raw ResolvedRequest ToolReplies Turn"
+    ),
+    "records.scores": "ScoreInput TokenScores",
     "records.secret": "Secret masked",
     "media.folder": "SUFFIXES",
     "media.frames": "choose_frames",
     "media.image": "open_image",
-    "media.png": "png_of",
+    "media.png": "png_of png_with",
     "media.source": "load_sources sample_of",
     "media.video": "frames_of",
-    "engines.capabilities": "FEATURES",
+    "engines.capabilities": "Capability FEATURES",
     "engines.model": "reader_of",
-    "engines.protocol": "answers_depend_on rewrites_of takes_tokens",
+    "engines.plugin": "Pluggable RowContext",
+    "engines.protocol": (
+        "RowDone TokenEngine TokensMade answers_depend_on require_token_engine rewrites_of "
+        "takes_tokens"
+    ),
     "engines.settings": "BESIDE FallbackSettings SETTINGS config_of fields_of nearest_setting",
     "engines.tokenizer": "Tokenizer",
     "engines.versions": "bounds is_newer minor required_by",
     "ending.detokenize": "spell",
+    "ending.plugin_state": "not_fed",
     "ending.stop_scan": "cut",
     "ending.stop_state": "TokenFold plan_of",
     "template.template": "call_template",
     "template.untrusted": "Conversation",
     "answer": "answer_check",
     "answer.answer_check": "Answer CUT_PROMPT Finding FindingKind HINTS WORDS check_answer",
-    "answer.barred": "barred_after spellings",
+    "answer.barred": "barred_after barred_in spellings",
+    "stages.ending": "decode",
     "stages.gather_samples": "derive_seed expand",
+    "stages.rendering": "Rendered render",
+    "stages.resolving": "resolve",
+    "stages.tokenizing": "tokenize",
     "drivers.arguments": (
         "Admission Options check_run check_settings pair pairs record_of "
         "require_iterable with_option_words"
@@ -169,6 +189,10 @@ class File(NamedTuple):
     for_types: list[str]
     """The same, with what only type checkers see."""
     nodes: int
+    any: int
+    """How often `Any` stands in it."""
+    opened: int
+    """How often it calls `is_ok` or `unwrap`."""
     silent: list[int]
     """Lines that catch every exception, and do not raise again."""
     says_what_it_is_for: bool
@@ -181,6 +205,11 @@ def imported_by(name: str, nodes: Iterable[ast.AST]) -> Iterator[str]:
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{name}: imports are written in full"
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def _name(node: ast.AST) -> str:
+    """The name that a name or an attribute is."""
+    return getattr(node, "id", "") or getattr(node, "attr", "")
 
 
 @functools.cache
@@ -203,6 +232,10 @@ def file(name: str) -> File:
         [*imported_by(name, (node for node in nodes if id(node) not in guarded))],
         [*imported_by(name, nodes)],
         len(nodes),
+        sum(_name(node) == "Any" for node in nodes),
+        sum(
+            isinstance(node, ast.Call) and _name(node.func) in ("is_ok", "unwrap") for node in nodes
+        ),
         [
             node.lineno
             for node in broad
@@ -340,6 +373,33 @@ def test_no_room_has_more_code_than_its_budget() -> None:
         for room, count in nodes.items()
         if count > BUDGETS[room]
     } == {}
+
+
+def test_any_stands_no_more_often_than_it_did() -> None:
+    """The bounds only fall."""
+    in_core = sum(file(name).any for name in FILES if name.startswith("core/"))
+    assert in_core <= ANY_IN_CORE
+    assert sum(file(name).any for name in FILES) <= ANY
+
+
+def test_where_a_result_is_chained_it_is_opened_no_more_often_than_it_was() -> None:
+    """The bounds only fall."""
+    opened = {
+        room: sum(file(name).opened for name in FILES if name.startswith(f"{room}/"))
+        for room in OPENED
+    }
+    assert {room: count for room, count in opened.items() if count > OPENED[room]} == {}
+
+
+def test_toolz_is_reached_through_one_file() -> None:
+    """Which gives its functions their types."""
+    imports = {name for name in FILES for module in file(name).for_types if "toolz" in module}
+    assert imports == {"core/functional.py"}
+
+
+def test_a_step_has_no_more_fields_than_it_had() -> None:
+    """The bound only falls: what a later stage asks of an earlier one, a record's field can say."""
+    assert len(dataclasses.fields(Step)) <= STEP_FIELDS
 
 
 def test_each_file_has_a_name_of_its_own() -> None:

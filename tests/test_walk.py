@@ -1,5 +1,5 @@
 """What one request goes through: the counts of CONTRIBUTING.md are those of the code, give or take
-a tenth.
+a fiftieth.
 """
 
 from __future__ import annotations
@@ -15,12 +15,16 @@ pytestmark = pytest.mark.slow
 
 HERE = Path(__file__).parent
 ROW = re.compile(
-    r"^\| (text|server|image error) \|[^|]*\| (\d+) \| (\d+) \| (\d+) \| (\d+) \|", re.MULTILINE
+    r"^\| (text|server|image|image error) \|[^|]*\| (\d+) \| (\d+) \| (\d+) \| (\d+) \|",
+    re.MULTILINE,
 )
 
 
 def test_a_request_goes_through_no_more_files_functions_and_frames_than_are_counted() -> None:
-    """In a process of its own: nothing else has filled its caches, and nothing else is profiled."""
+    """In a process of its own: nothing else has filled its caches, and nothing else is profiled.
+
+    Where one falls by more, its new count is to be written, so that it does not grow back.
+    """
     pytest.importorskip("torch")
     pytest.importorskip("aiohttp")
     printed = subprocess.run(
@@ -36,10 +40,10 @@ def test_a_request_goes_through_no_more_files_functions_and_frames_than_are_coun
         name: tuple(map(int, counts))
         for name, *counts in re.findall(r"^(.+?) (\d+) (\d+) (\d+) (\d+)$", printed, re.MULTILINE)
     }
-    assert set(walked) == set(counted) == {"text", "server", "image error"}
+    assert set(walked) == set(counted) == {"text", "server", "image", "image error"}
     for name, counts in walked.items():
         for now, then in zip(counts, counted[name], strict=True):
-            assert then * 9 // 10 <= now <= -(-then * 11 // 10), (
+            assert then * 98 <= now * 100 <= then * 102, (
                 f"{name}: {counts} files, functions and frames, and CONTRIBUTING.md says"
                 f" {counted[name]}"
             )

@@ -8,8 +8,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from toolz import dissoc
-
 from pipegen.config import Agent
 from pipegen.core.errors import ContractError, GenerationError, TemplateFailed
 from pipegen.core.pipe import Pipe
@@ -196,7 +194,8 @@ def as_line(answer: Answer, *, brief: bool = True) -> str:
     """
     if answer.slot is None:
         raise ContractError("an answer is written when it is finished")
-    values = dissoc(to_plain(answer.slot, brief=brief), "id")
+    values = to_plain(answer.slot, brief=brief)
+    del values["id"]
     if values["ok"]:
         reasoning, text = answer.parts()
         values |= {"text": text, "reasoning": reasoning or None}

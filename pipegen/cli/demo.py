@@ -16,12 +16,11 @@ from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from toolz import valfilter
-
 from pipegen.cli.outputs import say
 from pipegen.cli.progress_line import progress
 from pipegen.cli.view import entry_of, figure_of
 from pipegen.core.errors import BadImage, GenerationError
+from pipegen.core.functional import without_none
 from pipegen.core.slots import Slot, is_ok, live
 from pipegen.drivers.streaming import Delta, stream
 from pipegen.io.jsonl import to_plain
@@ -340,10 +339,8 @@ def _card(outcome: Outcome) -> str:
     if is_ok(outcome.slot):
         prompt = Folded("the prompt, as the model gets it", outcome.prompt, case.shows_prompt)
         result = outcome.slot.unwrap()
-        facts["thinking"] = result.thinking
-        facts["grid"] = ", ".join(
-            " x ".join(map(str, grid)) for grid in result.image_grid_thw if grid
-        )
+        grids = [" x ".join(map(str, grid)) for grid in result.image_grid_thw if grid]
+        facts = {"thinking": result.thinking, "grid": ", ".join(grids) or None}
         entry = entry._replace(folded=(Folded("raw text", outcome.answer, is_open=True), prompt))
     sources = [ImageSource(path=str(IMAGES / name)) for name in case.images]
     figures = [
@@ -354,4 +351,4 @@ def _card(outcome: Outcome) -> str:
         f"system: {case.system}\nuser: {case.question}" if case.system else case.question
     )
     note = case.note if outcome.good else f"{case.note} {_ODD}"
-    return card(entry, question_text, figures, valfilter(bool, facts), note=note)
+    return card(entry, question_text, figures, without_none(facts), note=note)

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast, get_args
 
 from returns.result import Success
-from toolz import keyfilter
 
 from pipegen.cli.export_command import COMMAND, command_of
 from pipegen.cli.inputs import Item
@@ -347,7 +346,9 @@ class _Asked:
         metadata = values.get("metadata")
         if isinstance(row, Mapping):
             request_fields = self._columns.request(row)
-            _, slot = request_from_row(keyfilter(_SHOWN.__contains__, request_fields), 1)
+            _, slot = request_from_row(
+                {name: request_fields[name] for name in request_fields if name in _SHOWN}, 1
+            )
             return slot.value_or(None), without_none(carried(request_fields))
         matching_item = self._passed.pop(name, None)
         while matching_item is None:

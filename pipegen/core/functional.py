@@ -1,7 +1,10 @@
-"""Small functions of plain values that several rooms use, and work of several items at a time.
+"""Small functions of plain values that several rooms use, those of toolz with their types, and work
+of several items at a time.
 
 >>> list(partition_all(2, "abc")), without_none({"a": 1, "b": None})
 ([('a', 'b'), ('c',)], {'a': 1})
+>>> groupby(len, ["a", "bc", "d"])
+{1: ['a', 'd'], 2: ['bc']}
 """
 
 from __future__ import annotations
@@ -16,10 +19,17 @@ V = TypeVar("V")
 
 
 def partition_all(n: int, seq: Iterable[T], /) -> Iterator[tuple[T, ...]]:
-    """The items in tuples of `n`, the last of which may be shorter: as in toolz, with its types."""
+    """The items in tuples of `n`, the last of which may be shorter."""
     import toolz
 
     return cast("Iterator[tuple[T, ...]]", toolz.partition_all(n, seq))
+
+
+def groupby(key: Callable[[T], K], seq: Iterable[T], /) -> dict[K, list[T]]:
+    """The items by their keys, in the order of each key's first item."""
+    import toolz
+
+    return cast("dict[K, list[T]]", toolz.groupby(key, seq))
 
 
 def without_none(values: Mapping[K, V | None]) -> dict[K, V]:

@@ -29,6 +29,7 @@ from returns.result import Failure, Success
 from pipegen.core.error_notes import StageNote, blamed, raisable
 from pipegen.core.errors import ContractError, GenerationError, StageFailed
 from pipegen.core.foreign_calls import EXHAUSTED, attempt, report
+from pipegen.core.functional import groupby
 from pipegen.core.names import InvalidField
 from pipegen.core.slots import Slot, Unread
 from pipegen.core.steps import (
@@ -531,10 +532,10 @@ def _gathered(step: Gather, at: int, going: Going, done: Advanced) -> Going:
     """The rows of each request as one, where they are all there."""
     if not any(row.samples or row.before is not None for row in going[0]):
         return going
-    families: dict[object, list[tuple[Row, Slot[object]]]] = {}
-    for row, slot in zip(*going, strict=True):
-        outer = None if row.outer is None else row.outer.sample
-        families.setdefault((row.key, outer), []).append((row, slot))
+    families = groupby(
+        lambda row_slot: (row_slot[0].key, row_slot[0].outer and row_slot[0].outer.sample),
+        zip(*going, strict=True),
+    )
     rows: list[Row] = []
     slots: list[Slot[object]] = []
     for family in families.values():

@@ -14,8 +14,6 @@ from pathlib import Path
 from types import NoneType
 from typing import Any, get_origin
 
-from toolz import dissoc
-
 from pipegen.core.errors import GenerationError, MalformedResponse, Refused
 from pipegen.core.functional import without_none
 from pipegen.core.slots import Slot
@@ -83,9 +81,9 @@ def slots_in(path: Path, *, brief: bool = False) -> Iterator[tuple[LineId, Slot[
     what they leave out is empty. Raises as `results_in` does.
     """
     for values in results_in(path):
-        plain = dissoc(values, "row")
+        values.pop("row", None)
         try:
-            yield values["id"], from_plain(_filled(plain) if brief else plain)
+            yield values["id"], from_plain(_filled(values) if brief else values)
         except InvalidField as refusal:
             raise TableError(
                 f"{path}: not results of pipegen generate: the row {values['id']!r:.80}: {refusal}"

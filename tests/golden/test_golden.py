@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import difflib
 import hashlib
+import importlib.util
 import io
 import json
 import os
@@ -44,6 +45,7 @@ from pipegen.records.options import options_from, resolve
 from pipegen.records.parse_request import request_from
 from pipegen.records.results import ResolvedRequest
 from pipegen.stages.rendering import render_row
+from pipegen.testing.faulty import FaultyServer
 
 HERE = Path(__file__).parent
 UPDATE = "PIPEGEN_UPDATE_GOLDEN"
@@ -225,6 +227,18 @@ CASES |= {"help": _help("--help"), "help_all_generate": _help("generate", "--hel
 CASES["schema"] = lambda run: lines(run("schema").out.replace("\n", ""))
 
 
+def _help_of_lm_eval(run: Place) -> object:
+    """Where lm-eval is installed, this is its own."""
+    found = importlib.util.find_spec
+    run.patch.setattr(
+        "importlib.util.find_spec", lambda name: None if name == "lm_eval" else found(name)
+    )
+    return run("lm-eval", "--help")
+
+
+CASES["help_lm-eval"] = _help_of_lm_eval
+
+
 @case
 def usage(run: Place) -> object:
     commands = (
@@ -261,6 +275,16 @@ def generate_job(run: Place) -> object:
     return f"{first}\n{second}\n{exported._replace(out='')}\n{pretty(*kept)}\n" + pretty(
         json.loads(run.read("summary.json"))
     )
+
+
+@case
+def export(run: Place) -> object:
+    """A finished job, as lines and as a table."""
+    run.write("in.jsonl", REQUESTS[0], REQUESTS[4], REQUESTS[11], {"prompt": "1,", "label": 7})
+    run("generate", "in.jsonl", *GREEDY, "-o", "out.jsonl")
+    command = ("export", "out.jsonl.job")
+    shown = f"{lines(run(*command).out)}\n{run(*command, '-o', 'again.csv')}"
+    return f"{shown}\n{run.read('again.csv')}"
 
 
 @case
@@ -351,6 +375,22 @@ def served(run: Place) -> object:
         run.write("in.jsonl", {"id": "q", "messages": [USER]})
         verdict = run("verify", server.url, "in.jsonl", "--model", "embedded", "--quiet", "--json")
     return "\n".join([*map(lines, shown), *bodies, lines(verdict.out)])
+
+
+@case
+def served_sglang(run: Place) -> object:
+    """What is sent to SGLang's own route and to its chat route, and the lines of its answers. The
+    server answers with the prompt's ids reversed.
+    """
+    run.write("in.jsonl", *(REQUESTS[place] for place in (0, 5, 6, 7, 8)))
+    with FaultyServer() as server:
+        server.keeps_bodies = True
+        shown = [
+            run("generate", "in.jsonl", *GREEDY, "--backend", kind, "--base-url", server.url).out
+            for kind in ("sglang_server", "sglang")
+        ]
+    sent = (re.sub(r'"rid": "[^"]*"', '"rid": "ID"', json.dumps(body)) for body in server.bodies)
+    return "\n".join([*map(lines, shown), *sorted(sent)])
 
 
 @case

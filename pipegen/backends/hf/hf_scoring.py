@@ -54,6 +54,7 @@ from pipegen.backends.hf.scored_rows import (
     note,
 )
 from pipegen.core.foreign_calls import attempt
+from pipegen.core.functional import groupby
 from pipegen.core.slots import Slot, is_ok
 from pipegen.records.scores import ScoreInput, TokenScores
 
@@ -97,10 +98,8 @@ class Scoring:
         """The rows' scores as they are done, each with the row's position. Raises `CallFailed`
         where the device fails.
         """
-        together, groups = adapters_together(self._model), dict[str, list[tuple[int, ScoreInput]]]()
-        for position, row in rows:
-            adapter = "" if together else row.encoded.options.adapter or ""
-            groups.setdefault(adapter, []).append((position, row))
+        together = adapters_together(self._model)
+        groups = groupby(lambda row: "" if together else row[1].encoded.options.adapter or "", rows)
         for group in groups.values():
             yield from self._run(group)
 

@@ -40,6 +40,7 @@ from pipegen.backends.hf.running_batch import (
     read_behind,
 )
 from pipegen.backends.hf.shared_columns import Chain, length_of, shared_runs
+from pipegen.core.functional import groupby
 
 LEAST = 32
 """Tokens that a beginning, or a longer one beyond a shorter one, must have."""
@@ -233,9 +234,9 @@ class Prefixes:
         when it is their turn.
         """
         # whose next tokens are alike have as much there as each other
-        alike: dict[Any, list[int]] = {}
-        for index, (mark, there) in enumerate(zip(marked, starts, strict=True)):
-            alike.setdefault(mark.ids[: there + self._least], []).append(index)
+        alike = groupby(
+            lambda index: marked[index].ids[: starts[index] + self._least], range(len(marked))
+        )
         later: set[int] = set()
         for places in alike.values():
             if len(places) > 1:
