@@ -43,21 +43,21 @@ ROOMS = (
 )
 """Each imports only itself and those before it."""
 BUDGETS = {
-    "backends": 134_050,
-    "cli": 41_700,
-    "records": 39_100,
-    "report": 32_350,
+    "backends": 133_990,
+    "cli": 41_680,
+    "records": 39_140,
+    "report": 32_280,
     "drivers": 32_100,
-    "jobs": 32_400,
+    "jobs": 32_340,
     "testing": 25_100,
     "stages": 24_500,
-    "io": 21_450,
+    "io": 21_490,
     "template": 16_250,
     "answer": 14_100,
     "core": 13_500,
     "media": 13_100,
     "contrib": 9_300,
-    "config": 8_350,
+    "config": 8_370,
     "engines": 7_750,
     "ending": 7_550,
     "plugins": 5_400,
@@ -90,7 +90,7 @@ INNER_NAMES = {
         "options_to_plain without_null word_of"
     ),
     "records.engine_list": (
-        "BACKENDS DIALECTS Dialect ENGINE_LIST IN_PROCESS TOKEN_ENGINES TYPES shown"
+        "BACKENDS DIALECTS Dialect ENGINE_LIST IN_PROCESS TOKEN_ENGINES TYPES UNKNOWN_SERVERS shown"
     ),
     "records.fields": (
         "Check JsonSchema UNWRITTEN boolean checks_of help_of nearest non_empty_string one_of record "

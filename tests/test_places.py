@@ -11,6 +11,7 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from importlib import resources
 from pathlib import Path
 from typing import Any, NamedTuple, get_args
@@ -19,7 +20,8 @@ import pytest
 
 import pipegen
 from pipegen.backends.checkpoint.families import FAMILIES
-from pipegen.records.engine_list import DIALECTS, Dialect
+from pipegen.io.forms import WRITTEN, form_of
+from pipegen.records.engine_list import BACKENDS, DIALECTS, ENGINE_LIST, Dialect
 
 HERE = Path(__file__).parent.parent
 PACKAGE = Path(str(resources.files(pipegen)))
@@ -35,6 +37,51 @@ TAKES = {
     for change, files in re.findall(r"^\| ([^|]*?) \| ([^|]*) \|", TABLE, re.MULTILINE)[1:]
 }
 """The files that each change takes always, as the table names them."""
+
+
+ENGINES = {*ENGINE_LIST, *DIALECTS, *BACKENDS}
+VLLM_TYPE = "the type `vllm` of files is a server or an engine, by `base_url`"
+CHAT_SERVER = "only a chat server has fields beside its keys"
+HF_CHECK = "the check of first steps, and its reference, are the HF engine's"
+COMPARED = {
+    "backends/__init__.py": ("each engine is imported where it is made", "hf vllm"),
+    "backends/servers/extra_body.py": ("a field of SGLang alone", "sglang"),
+    "backends/vllm/start.py": ("the package", "vllm"),
+    "cli/doctor.py": (HF_CHECK, "hf hf hf hf"),
+    "cli/usage.py": (VLLM_TYPE, "vllm"),
+    "config/engine_choice.py": (
+        f"{VLLM_TYPE}; {CHAT_SERVER}",
+        "openai_server openai_server vllm vllm",
+    ),
+    "config/keys.py": ("fields of vLLM alone", "vllm"),
+    "config/schema.py": (f"{VLLM_TYPE}; {CHAT_SERVER}", "openai_server openai_server vllm"),
+    "report/audit_row.py": ("the ids that end a row of vLLM's chat server", "vllm_chat"),
+    "report/retests.py": ("only vLLM promises one answer for one seed", "vllm"),
+    "report/together.py": (
+        "only the HF engine draws a row again by its seed; SGLang filters in another order",
+        "hf sglang",
+    ),
+    "report/verify.py": (
+        f"{HF_CHECK}; fields of SGLang's answers; tools are asked of vLLM alone",
+        "hf sglang vllm",
+    ),
+    "stages/resolving.py": ("what vLLM's chat server makes of a field", "vllm_chat vllm_server"),
+}
+"""Where code compares with the name of an engine, a dialect or a function that makes routes: why, and
+with which. Elsewhere, ask its row in `ENGINE_LIST`, or its wire.
+"""
+CHECKPOINT = "files of a checkpoint"
+SUFFIXES = {
+    "backends/checkpoint/file_digests.py": (CHECKPOINT, ".json .txt"),
+    "backends/checkpoint/load_errors.py": (CHECKPOINT, ".json .json .json"),
+    "cli/outputs.py": ("an answer beside its image is text, or a line", ".txt"),
+    "config/config_files.py": ("chat files are JSON or YAML", ".json"),
+    "io/arrow_roundtrip.py": ("what each form of table can hold", ".arrow .parquet .parquet"),
+    "io/table_out.py": ("the writer of each form of table", ".parquet"),
+}
+"""Where the suffix of a file of rows is compared or listed: why, and which. Elsewhere, ask
+`io/forms.py`.
+"""
 
 
 class Edit(NamedTuple):
@@ -163,7 +210,8 @@ DIALECT = Change(
         Edit(
             "records/engine_list.py",
             '    "openai_chat": EngineRow(',
-            '    "llamacpp_chat": EngineRow("llama.cpp", "openai_server", "online", "llamacpp"),\n',
+            '    "llamacpp_chat": EngineRow(\n        "llama.cpp", "openai_server",'
+            ' "online", "llamacpp", known=False\n    ),\n',
         ),
         Edit(
             "records/engine_list.py",
@@ -309,3 +357,61 @@ def test_a_family_and_the_dialects_are_named_in_one_file() -> None:
                 named[value].add(path.relative_to(PACKAGE).as_posix())
     families = {name: {"backends/checkpoint/families.py"} for name in FAMILIES}
     assert named == {**families, get_args(Dialect): {"records/engine_list.py"}}
+
+
+def constants(node: ast.AST) -> Iterator[str]:
+    """The texts that an expression is, or that stand in it as a tuple, list, set or keys."""
+    parts = getattr(node, "elts", None) or getattr(node, "keys", None) or [node]
+    for part in parts:
+        if isinstance(part, ast.Constant) and isinstance(part.value, str):
+            yield part.value
+
+
+def compared(tree: ast.AST) -> Iterator[str]:
+    """The texts that something is compared with, by an operator, a pattern or the beginning of a text."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Compare):
+            for side in (node.left, *node.comparators):
+                yield from constants(side)
+        elif isinstance(node, ast.MatchValue):
+            yield from constants(node.value)
+        elif isinstance(node, ast.Call) and getattr(node.func, "attr", "") in (
+            "startswith",
+            "endswith",
+        ):
+            for argument in node.args:
+                yield from constants(argument)
+
+
+def listed(tree: ast.AST) -> Iterator[str]:
+    """The texts that stand in tuples, lists, sets and as keys."""
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.Tuple, ast.List, ast.Set, ast.Dict)):
+            yield from constants(node)
+
+
+def found(texts: Callable[[ast.AST], Iterable[str]], names: Iterable[str]) -> dict[str, str]:
+    """Those of the names that are among these texts of each file, as often as they stand there."""
+    wanted, places = frozenset(names), dict[str, str]()
+    for path in PACKAGE.rglob("*.py"):
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        if words := sorted(text for text in texts(tree) if text in wanted):
+            places[path.relative_to(PACKAGE).as_posix()] = " ".join(words)
+    return places
+
+
+def pinned(exceptions: Mapping[str, tuple[str, str]]) -> dict[str, str]:
+    return {file: names for file, (_, names) in exceptions.items()}
+
+
+def test_what_an_engine_is_like_is_asked_of_its_row_and_not_of_its_name() -> None:
+    """So that a new one is forgotten nowhere."""
+    assert found(compared, ENGINES) == pinned(COMPARED)
+
+
+def test_the_suffixes_of_files_of_rows_stand_in_one_file() -> None:
+    suffixes = {*WRITTEN, ".json", ".txt", ".gz", ".bz2", ".xz", ".zst"} - {""}
+    assert all(form_of(f"rows{suffix}").kind for suffix in suffixes)
+    places = found(lambda tree: [*listed(tree), *compared(tree)], suffixes)
+    assert places.pop("io/forms.py")
+    assert places == pinned(SUFFIXES)

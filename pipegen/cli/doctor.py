@@ -18,7 +18,7 @@ from pipegen.core.slots import is_ok
 from pipegen.engines.capabilities import ENGINES, FEATURES
 from pipegen.engines.versions import bounds, is_newer, minor, required_by
 from pipegen.records import strict_json
-from pipegen.records.engine_list import ENGINE_LIST, shown
+from pipegen.records.engine_list import ENGINE_LIST, IN_PROCESS, shown
 from pipegen.records.options import option_names
 from pipegen.template.template import call_template
 from pipegen.template.untrusted import Conversation
@@ -280,8 +280,8 @@ def run_doctor(model: str | None, engine: str | None = None, *, as_json: bool) -
     """Print what `examine` sees. The exit code: 0 when an engine can run here, at versions that
     pipegen takes (and the model can be read, and engines give the text of transformers), else 1.
     """
-    if engine not in (None, "hf", "vllm"):
-        refuse(f"takes hf or vllm, not {engine!r}", "--engine")
+    if engine not in {None, *IN_PROCESS}:
+        refuse(f"takes {' or '.join(sorted(IN_PROCESS))}, not {engine!r}", "--engine")
     if engine is not None and model is None:
         refuse("goes with --model", "--engine")
     try:

@@ -25,7 +25,7 @@ from pipegen.cli.sources import Source
 from pipegen.cli.usage import refuse
 from pipegen.core.errors import GenerationError, InternalError, InvalidRequest
 from pipegen.core.slots import Slot, is_ok
-from pipegen.io.forms import ARROW, PARQUET, TableError
+from pipegen.io.forms import DELIMITERS, WRITTEN, TableError
 from pipegen.io.jsonl import LineId, Written, readable, to_plain
 from pipegen.io.openai_batch import batch_line
 from pipegen.io.table_out import AnswerTable, arrow_out, csv_out
@@ -118,16 +118,6 @@ def words_of(refusal: Exception) -> str:
     )
 
 
-OUT_SUFFIXES = {
-    **dict.fromkeys(("", ".jsonl", ".ndjson"), ""),
-    **dict.fromkeys(PARQUET, ".parquet"),
-    **dict.fromkeys(ARROW, ".arrow"),
-    ".csv": ".csv",
-    ".tsv": ".tsv",
-}
-"""What OUT may end with, and the form that it has: JSON Lines, Parquet, Arrow, CSV or TSV."""
-
-
 Answered = Slot[GenerationResult] | Written
 """A slot, or the answer as a job's line has it."""
 Make = Callable[[Origin, Answered, bool], Callable[[], object]]
@@ -151,7 +141,7 @@ def results_to(
     brief: bool,
     at_once: bool = False,
 ) -> Iterator[Make]:
-    """Results in a form of `OUT_SUFFIXES`. What is written is whole when the block is left.
+    """Results in a form of `WRITTEN`. What is written is whole when the block is left.
 
     at_once: each line is in the file when it has been written, for those who watch the file.
     """
@@ -175,7 +165,16 @@ def results_to(
             values = to_plain(slot, origin.id, brief=brief, metadata=metadata)
         return partial(write_line, strict_json.dump(values).encode() + b"\n")
 
-    if form in (".parquet", ".arrow"):
+    if form in DELIMITERS:
+        with csv_out(
+            stream,
+            source.names(),
+            source.columns,
+            source.folder,
+            delimiter=DELIMITERS[form],
+        ) as write:
+            yield row
+    elif form:
         with arrow_out(
             stream,
             source.schema(),
@@ -184,15 +183,6 @@ def results_to(
             model=model,
             brief=brief,
             folder=source.folder,
-        ) as write:
-            yield row
-    elif form:
-        with csv_out(
-            stream,
-            source.names(),
-            source.columns,
-            source.folder,
-            delimiter="\t" if form == ".tsv" else ",",
         ) as write:
             yield row
     else:
@@ -204,7 +194,7 @@ def check_columns(source: Source, out: str | None) -> None:
     form = form_of(out)
     blocks = iter(()) if source.table is None else source.table.blocks()
     try:
-        if form in (".parquet", ".arrow"):
+        if form and form not in DELIMITERS:
             AnswerTable(
                 source.schema(), source.columns, source.folder, model="", brief=True, form=form
             ).check(blocks)
@@ -244,13 +234,13 @@ def form_of(out: str | None) -> str:
         )
     file = file_of(out)
     suffix = "" if file is None else file.suffix.lower()
-    if suffix not in OUT_SUFFIXES:
+    if suffix not in WRITTEN:
         refuse(
             f"{out} ends with {suffix}: OUT is JSON Lines (.jsonl), Parquet (.parquet), Arrow"
             " (.arrow), CSV (.csv) or TSV (.tsv)",
             "--out",
         )
-    return OUT_SUFFIXES[suffix]
+    return WRITTEN[suffix]
 
 
 def write_sidecar(

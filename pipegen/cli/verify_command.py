@@ -30,6 +30,7 @@ from pipegen.core.errors import CallFailed
 from pipegen.core.functional import without_none
 from pipegen.core.slots import Slot
 from pipegen.engines.settings import ModelLoadConfig
+from pipegen.io.forms import WRITTEN
 from pipegen.io.results_in import slots_in
 from pipegen.io.tables import Columns
 from pipegen.records import strict_json
@@ -82,7 +83,7 @@ def run_verify(flags: VerifyFlags) -> int:
     if flags.prompt is not None and not is_image_folder(flags.source or "", flags.prompt):
         refuse("goes with a folder of images; each line of a file says its own", "--prompt")
     is_file = "://" not in flags.url and (
-        Path(flags.url).suffix.lower() in _FILES or Path(flags.url).exists()
+        Path(flags.url).suffix.lower() in {*WRITTEN} - {""} or Path(flags.url).exists()
     )
     if not is_file and "://" not in flags.url:
         refuse(f"there is no file {flags.url}, and an address begins with http://", "URL")
@@ -114,9 +115,6 @@ _SERVER_ALONE = (
     "timeout",
     "max_new_tokens",
 )
-_FILES = (".jsonl", ".parquet", ".arrow", ".feather", ".csv")
-
-
 _FILE_ALONE = ("adapter", "adapters")
 
 

@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from pipegen.config.config_files import Place, read_plain
-from pipegen.records.engine_list import DIALECTS
+from pipegen.records.engine_list import DIALECTS, UNKNOWN_SERVERS, Dialect
 from pipegen.records.fields import InvalidField
 from pipegen.records.option_table import OPTIONS, SERVER_NAMES, server_fields
 from pipegen.records.options import (
@@ -40,14 +40,15 @@ of an answer, or how images are read (vLLM's `mm_processor_kwargs`).
 """
 
 
-def _chat_fields(dialect: str) -> tuple[str, ...]:
+def _chat_fields(dialect: Dialect) -> tuple[str, ...]:
     """The fields of a chat server's requests that are options. What no chat server bars as pipegen
     does has the server's own meaning.
     """
+    engine = DIALECTS[dialect]
     rows = [
         entry.row
         for entry in OPTIONS.values()
-        if (dialect != "plain" or DIALECTS["plain"] in entry.row.engines)
+        if (engine not in UNKNOWN_SERVERS or engine in entry.row.engines)
         and (entry.role != "tokens" or not entry.row.engines.isdisjoint(DIALECTS.values()))
     ]
     return tuple(
@@ -92,7 +93,10 @@ def read_options(path: str | os.PathLike[str]) -> GenerationOptions:
 
 
 def options_beside(
-    entries: Mapping[str, object], extra: Mapping[str, object], place: Place, dialect: str | None
+    entries: Mapping[str, object],
+    extra: Mapping[str, object],
+    place: Place,
+    dialect: Dialect | None,
 ) -> tuple[GenerationOptions, dict[str, Any]]:
     """The options under pipegen's names, and what is left of `extra_body`.
 
@@ -114,7 +118,8 @@ def options_beside(
     options = options_from(values, str(place))
     options = _with_thinking(options, variables, place)
     # what it would do is not known: silence is no answer
-    if dialect == "plain" and options.chat is not None and options.chat.enable_thinking is False:
+    unknown = dialect is not None and DIALECTS[dialect] in UNKNOWN_SERVERS
+    if unknown and options.chat is not None and options.chat.enable_thinking is False:
         message = (
             "a plain server has no switch for thinking: set its dialect (vllm or sglang), or put"
             " into extra_body what it takes"
@@ -142,7 +147,7 @@ def _renamed(entries: Mapping[str, object], place: Place) -> Mapping[str, Any]:
 
 
 def _lifted(
-    options: GenerationOptions, extra: Mapping[str, object], place: Place, dialect: str
+    options: GenerationOptions, extra: Mapping[str, object], place: Place, dialect: Dialect
 ) -> tuple[GenerationOptions, dict[str, Any]]:
     """What `extra_body` says of options moves there, but for names by which pipegen would not send
     them.
@@ -165,7 +170,7 @@ def _lifted(
         raise InvalidField(
             f"{place.at('chat_template_kwargs')}: takes a mapping, not {variables!r:.200}"
         )
-    if dialect != "plain":
+    if DIALECTS[dialect] not in UNKNOWN_SERVERS:
         options = _with_thinking(options, variables, place)
     return options, left
 

@@ -181,7 +181,9 @@ class PipegenLM(TemplateLM):  # type: ignore[misc]  # lm-eval has no types
                         f" {_ARGUMENTS[name]}"
                     )
             # what lm-eval's command says where nobody does: the first GPU, if there is one
-            device_setting = device if backend == "hf" and device != "cuda:0" else None
+            device_setting = (
+                device if "device" in fields_of(backend) and device != "cuda:0" else None
+            )
             engine_settings = {BATCH[backend]: size, "device": device_setting}
             self.route = getattr(pg.backends, backend)(
                 pretrained, **without_none(engine_settings), **settings

@@ -32,6 +32,14 @@ _KINDS = {
     **dict.fromkeys(PARQUET, "parquet"),
     **dict.fromkeys(ARROW, "arrow"),
 }
+DELIMITERS = {".csv": ",", ".tsv": "\t"}
+WRITTEN = {
+    **{suffix: "" for suffix, kind in _KINDS.items() if kind == "lines"},
+    **dict.fromkeys(PARQUET, ".parquet"),
+    **dict.fromkeys(ARROW, ".arrow"),
+    **{suffix: suffix for suffix in DELIMITERS},
+}
+"""What a written file may end with, and the form that it has; that of JSON Lines is empty."""
 _PACKED = (".gz", ".bz2", ".xz", ".zst")
 _READ = f"{', '.join(filter(None, _KINDS))}, and text packed with {', '.join(_PACKED)}"
 _OFFICE = (".xlsx", ".xls", ".xlsm", ".xlsb", ".ods", ".numbers")

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from returns.result import Result
 
 from pipegen.core.slots import Slot
-from pipegen.io.forms import ARROW, PARQUET, TableError
+from pipegen.io.forms import ARROW, DELIMITERS, WRITTEN, TableError
 from pipegen.io.table_out import AnswerTable, Write, array_of, arrow_out, csv_out
 from pipegen.io.tables import Columns, Row
 from pipegen.io.text_tables import column_kinds, schema_of_kinds
@@ -85,11 +85,12 @@ def write_table(
     1 7,Hi,1,false,,,,,,Timeout,slow,"send it again, or allow more time"
     """
     suffix = Path(path).suffix.lower()
-    if suffix not in (*PARQUET, *ARROW, ".csv", ".tsv"):
+    form = WRITTEN.get(suffix)
+    if not form:
         raise TableError(
             f"{path} ends with {suffix or 'no suffix'}: a table is .parquet, .arrow, .csv or .tsv"
         )
-    if kind is Rollout and suffix in (".csv", ".tsv"):
+    if kind is Rollout and form in DELIMITERS:
         raise TableError(f"{path}: a table of rollouts has lists, so it is .parquet or .arrow")
     names = Columns(columns or {})
     for field in () if schema is None or suffix not in ARROW else schema:
@@ -99,13 +100,12 @@ def write_table(
     kinds = column_kinds(row for row, _ in first)
     count = 0
     with new_file(Path(path)) as stream, contextlib.ExitStack() as stack:
-        if suffix in (".csv", ".tsv"):
+        if form in DELIMITERS:
             header = list(kinds) if schema is None else schema.names
             write: Write = stack.enter_context(
-                csv_out(stream, header, names, delimiter="," if suffix == ".csv" else "\t")
+                csv_out(stream, header, names, delimiter=DELIMITERS[form])
             )
         else:
-            form = ".parquet" if suffix in PARQUET else ".arrow"
             table_schema = schema_of_kinds(kinds) if schema is None else schema
             written: dict[str, Any] = {"form": form, "model": model, "brief": brief}
             if kind is Rollout:

@@ -25,6 +25,10 @@ class EngineRow(NamedTuple):
     """The extra that installs what it needs."""
     dialect: Dialect | None = None
     """Of a chat server: which fields beyond OpenAI's own it takes."""
+    known: bool = True
+    """Whether pipegen knows what it makes of options and of thinking, how it counts tokens, and that
+    it lists its models.
+    """
 
 
 ENGINE_LIST: Mapping[str, EngineRow] = {
@@ -34,12 +38,16 @@ ENGINE_LIST: Mapping[str, EngineRow] = {
     "sglang_server": EngineRow("SGLang server", "sglang_server", "online"),
     "vllm_chat": EngineRow("vLLM chat server", "openai_server", "online", "vllm"),
     "sglang_chat": EngineRow("SGLang chat server", "openai_server", "online", "sglang"),
-    "openai_chat": EngineRow("OpenAI-compatible chat server", "openai_server", "online", "plain"),
+    "openai_chat": EngineRow(
+        "OpenAI-compatible chat server", "openai_server", "online", "plain", known=False
+    ),
 }
 TOKEN_ENGINES = frozenset(name for name, row in ENGINE_LIST.items() if not row.dialect)
 """Engines that take and give token ids: pipegen renders, tokenizes, counts and decodes for them."""
 IN_PROCESS = frozenset(name for name, row in ENGINE_LIST.items() if row.extra != "online")
 """Engines that run in this process."""
+UNKNOWN_SERVERS = frozenset(name for name, row in ENGINE_LIST.items() if not row.known)
+"""Engines of which pipegen does not know what they make of a request."""
 BACKENDS = tuple(dict.fromkeys(row.backend for row in ENGINE_LIST.values()))
 """The functions of `pipegen.backends` that make routes; `ModelLoadConfig.backend` takes these
 names.

@@ -27,6 +27,7 @@ from pipegen.drivers.batch import run
 from pipegen.drivers.route import Route
 from pipegen.drivers.scoring import continued_by, scoring
 from pipegen.drivers.streaming import Done, stream
+from pipegen.records.engine_list import Dialect
 from pipegen.records.options import ChatTemplateOptions, GenerationOptions, merge
 from pipegen.records.parse_request import Request
 from pipegen.records.requests import GenerationRequest, ImagePolicy
@@ -64,7 +65,7 @@ class Server:
     """By chat, with every option set."""
     streams: Routes
     """By chat, with nothing asked for that does not come in streams."""
-    dialect: str
+    dialect: Dialect
     deterministic: bool = False
     """Whether its answers must not depend on their batch."""
     image_policy: ImagePolicy | None = None

@@ -18,6 +18,7 @@ from pipegen.drivers.batch import run
 from pipegen.drivers.route import Route
 from pipegen.records import strict_json
 from pipegen.records.answer_parts import common_prefix
+from pipegen.records.engine_list import DIALECTS, UNKNOWN_SERVERS
 from pipegen.records.option_table import OPTIONS, names_in
 from pipegen.records.options import GenerationOptions, StopOptions, merge
 from pipegen.records.requests import GenerationRequest
@@ -255,7 +256,7 @@ class FollowUps(NamedTuple):
         drawn = [answer for answers in (first, second, third) for answer in answers.values()]
         if not drawn:
             return []
-        reason = _drawn_otherwise(drawn, filtered=self.server.dialect == "plain")
+        reason = _drawn_otherwise(drawn, filtered=DIALECTS[self.server.dialect] in UNKNOWN_SERVERS)
         if reason is not None:
             return faults_of(
                 "sampling",

@@ -15,6 +15,7 @@ from returns.result import Success
 from pipegen.drivers.batch import run
 from pipegen.drivers.route import Route
 from pipegen.records.answer_parts import common_prefix
+from pipegen.records.engine_list import UNKNOWN_SERVERS
 from pipegen.records.option_table import names_in
 from pipegen.records.options import GenerationOptions, in_effect
 from pipegen.records.requests import GenerationRequest
@@ -99,7 +100,7 @@ def _is_drawn(row: ScoredRow) -> bool:
     """Whether the options say all of how the row's tokens were drawn."""
     options, route = row.options, row.result.route
     # other servers take filters in another order, and have defaults of their own
-    known = route != "openai_chat" and not (
+    known = route not in UNKNOWN_SERVERS and not (
         route.startswith("sglang") and len(in_effect(options, "filter")) > 1
     )
     return bool(

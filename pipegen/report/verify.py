@@ -22,7 +22,7 @@ from pipegen.drivers.batch import run
 from pipegen.drivers.route import Route
 from pipegen.drivers.scoring import score
 from pipegen.engines.settings import ModelLoadConfig
-from pipegen.records.engine_list import Dialect
+from pipegen.records.engine_list import DIALECTS, UNKNOWN_SERVERS, Dialect
 from pipegen.records.option_table import OPTIONS, names_in, server_fields
 from pipegen.records.options import GenerationOptions
 from pipegen.records.parse_request import Request
@@ -131,13 +131,13 @@ def verify(
         chat, streams, tools, whole = (
             stack.enter_context(_chat(url, model, spoken, settings, body)) for body in bodies
         )
-        serve: Any = backends.vllm_server if spoken == "vllm" else backends.sglang_server
+        serve: Any = getattr(backends, f"{spoken}_server", None)
         by_ids = (
             None
-            if chat_only or spoken == "plain"
+            if chat_only or serve is None
             else stack.enter_context(serve(model, base_url=url, **settings, **checkpoint))
         )
-        routes = Routes(chat, by_ids, reference, switched=spoken != "plain")
+        routes = Routes(chat, by_ids, reference, switched=DIALECTS[spoken] not in UNKNOWN_SERVERS)
         facts = Checkpoint(ModelLoadConfig(model=model, **checkpoint))
         computes_in: Any = precision or facts.dtype
         server = _Server(

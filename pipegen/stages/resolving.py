@@ -27,7 +27,7 @@ from pipegen.engines.model import Model, TokenModel, reader_of
 from pipegen.engines.plugin import Plugin
 from pipegen.engines.protocol import Engine, takes_tokens
 from pipegen.media.source import bad_source
-from pipegen.records.engine_list import shown
+from pipegen.records.engine_list import UNKNOWN_SERVERS, shown
 from pipegen.records.fields import InvalidField, nearest
 from pipegen.records.frozen import NOTHING, printed
 from pipegen.records.messages import ImageSource, VideoSource, numbered
@@ -291,7 +291,7 @@ def _supported(options: GenerationOptions, capabilities: Capabilities) -> Slot[N
         other for other, honours in ENGINES.items() if name in honours and other != engine
     )
     hint = f"leave it out, or take an engine that honours it: {others}" if others else ""
-    if engine == "openai_chat" and name in ENGINES["vllm_chat"]:
+    if engine in UNKNOWN_SERVERS and name in ENGINES["vllm_chat"]:
         hint = (
             "set the dialect (vllm or sglang) where the server is one, put the field into"
             " extra_body as the server has it, or leave it out"

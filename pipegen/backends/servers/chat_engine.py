@@ -34,7 +34,7 @@ from pipegen.ending.stop_state import TextFold
 from pipegen.engines.capabilities import ENGINES, Capabilities
 from pipegen.engines.plugin import Plugin
 from pipegen.engines.protocol import TextMade
-from pipegen.records.engine_list import shown
+from pipegen.records.engine_list import UNKNOWN_SERVERS, shown
 from pipegen.records.fields import InvalidField
 from pipegen.records.finish_words import calls_tools, meaning_of
 from pipegen.records.frozen import NOTHING, freeze
@@ -322,7 +322,7 @@ def _judged(
     all known, only more tokens than it was asked for are held against it.
     """
     prompt, limit = output.usage.get("prompt_tokens", 0), output.limit
-    most, counted = output.resolved.options.max_new_tokens, route != "openai_chat"
+    most, counted = output.resolved.options.max_new_tokens, route not in UNKNOWN_SERVERS
     if not counted and most is not None and not LENGTHS.intersection(extra_body):
         counted = token_count > most + 1  # it may count the end token beside them
     return Answer(

@@ -28,6 +28,7 @@ from pipegen.backends.servers.wire import Facts, WireRequest
 from pipegen.core.errors import UnsupportedOption
 from pipegen.core.names import CLOSE, nearest
 from pipegen.core.slots import Slot
+from pipegen.records.engine_list import DIALECTS, UNKNOWN_SERVERS, Dialect
 from pipegen.records.option_table import OPTIONS, server_fields
 from pipegen.records.options import GenerationOptions
 
@@ -46,7 +47,9 @@ REMOVED: Mapping[str, str] = {
 """Fields that vLLM had before `structured_outputs`, whose key each is now. Never sent."""
 
 
-def check_extra_body(extra_body: Mapping[str, object], dialect: str) -> UnsupportedOption | None:
+def check_extra_body(
+    extra_body: Mapping[str, object], dialect: Dialect
+) -> UnsupportedOption | None:
     """The field of `extra_body` that no server of this dialect may be sent, if there is one.
 
     >>> check_extra_body({"separate_reasoning": True}, "vllm").option
@@ -62,7 +65,7 @@ def check_extra_body(extra_body: Mapping[str, object], dialect: str) -> Unsuppor
         if value is not None and name == "separate_reasoning" and dialect != "sglang":
             words = f"separate_reasoning is a field of SGLang, and the dialect is {dialect!r}"
             return UnsupportedOption(words, option=name, hint="leave it out, or set the dialect")
-        if value is not None and name in REMOVED and dialect != "plain":
+        if value is not None and name in REMOVED and DIALECTS[dialect] not in UNKNOWN_SERVERS:
             words = f"extra_body.{name} is a field that vLLM has no more, and would ignore"
             hint = "use json_schema, regex or choice, or structured_outputs as in vLLM"
             return UnsupportedOption(words, option=name, hint=hint)

@@ -33,7 +33,7 @@ from pipegen.core.errors import GenerationError, PromptTooLong, Refused, Unsuppo
 from pipegen.core.functional import without_none
 from pipegen.core.slots import Slot
 from pipegen.records.answer_parts import texts_of
-from pipegen.records.engine_list import DIALECTS as ENGINES, Dialect, shown
+from pipegen.records.engine_list import DIALECTS as ENGINES, UNKNOWN_SERVERS, Dialect, shown
 from pipegen.records.fields import unchecked_replace
 from pipegen.records.frozen import freeze
 from pipegen.records.option_table import wire_fields
@@ -209,8 +209,6 @@ def _wire(
     fields: Callable[[GenerationOptions, tuple[str, ...]], Mapping[str, object]],
     unsupported: Callable[[ServerRequest, Facts], UnsupportedOption | None],
     stops: Callable[[GenerationOptions], frozenset[str]] = lambda options: frozenset({"ids"}),
-    *,
-    known: bool = False,
     **more: Any,
 ) -> Wire:
     """The wire of a dialect.
@@ -218,6 +216,7 @@ def _wire(
     fields: those that no other dialect has in this form. unsupported: the option that such a server
     would change, or cannot carry out.
     """
+    known = ENGINES[name] not in UNKNOWN_SERVERS
     server = shown(name) if known else "the server"
 
     @LastCallCache
@@ -286,7 +285,6 @@ DIALECTS: Mapping[Dialect, Wire] = {
         vllm_dialect.chat_fields,
         vllm_dialect.chat_unsupported,
         vllm_dialect.chat_stops,
-        known=True,
         about=vllm_dialect.VLLM.about,
         started=vllm_dialect.VLLM.started,
         exact_limit=True,
@@ -298,7 +296,6 @@ DIALECTS: Mapping[Dialect, Wire] = {
         sglang_dialect.chat_fields,
         sglang_dialect.chat_unsupported,
         sglang_dialect.chat_stops,
-        known=True,
         about="/model_info",
         abort=sglang_dialect.abort,
     ),

@@ -199,9 +199,7 @@ class Wire:
     invisible in the text.
     """
     known: bool = True
-    """Whether pipegen knows what such a server makes of options and of thinking, how it counts
-    tokens, and that it lists its models.
-    """
+    """As `EngineRow.known`."""
     exact_limit: bool = False
     """Whether a row may fill the limit that a chat server names, so that its answers are judged by
     it.
