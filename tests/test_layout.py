@@ -119,7 +119,7 @@ INNER_NAMES = {
     "template.template": "call_template",
     "template.untrusted": "Conversation",
     "answer": "answer_check",
-    "answer.answer_check": "Answer CUT_PROMPT Finding FindingKind HINTS WORDS check_answer",
+    "answer.answer_check": "CUT_PROMPT Finding FindingKind HINTS UntrimmedAnswer WORDS check_answer",
     "answer.barred": "barred_after spellings",
     "stages.gather_samples": "derive_seed expand",
     "drivers.arguments": (

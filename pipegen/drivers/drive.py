@@ -56,8 +56,8 @@ from pipegen.drivers.drive_parts import (
     OpenSession,
     OutputOrder,
     Prepared,
-    Request,
     Sessions,
+    TakenRequest,
     Watcher,
     WholeBatch,
     in_order,
@@ -110,7 +110,7 @@ class Drive(Generic[K]):
         self._isolates, self._finished, self._kept = isolate_bugs, finished, kept
         self._watcher = watcher
         self._output_order: OutputOrder[K] = OutputOrder(ordered=ordered)
-        self._requests: dict[int, Request[K]] = {}
+        self._requests: dict[int, TakenRequest[K]] = {}
         """The requests in flight, by their numbers: the keys of their rows."""
         self._incomplete: dict[int, list[Row]] = {}
         """The rows that wait for other rows of their request, by its number."""
@@ -288,7 +288,7 @@ class Drive(Generic[K]):
                 together = []
         self._go(together)
 
-    def _read(self, request: Request[K]) -> Prepared:
+    def _read(self, request: TakenRequest[K]) -> Prepared:
         """Read the images of a request, and advance it."""
         return self._advanced([Row(request.number, self._input.admission.loaded(request.given))])
 
@@ -364,7 +364,7 @@ class Drive(Generic[K]):
         for rows in self._incomplete.values():
             yield from rows
 
-    def _has_bug(self, request: Request[K], bug: Exception) -> None:
+    def _has_bug(self, request: TakenRequest[K], bug: Exception) -> None:
         """A stage raised at a row of a request. That is its own."""
         if self._isolates and not isinstance(bug, MissingExtra):
             named(bug, lambda _: request_words(request.given))
@@ -374,7 +374,7 @@ class Drive(Generic[K]):
         self._input.is_open = False
         self._end(request, bug)
 
-    def _end(self, request: Request[K], outcome: Slot[Any] | Exception) -> None:
+    def _end(self, request: TakenRequest[K], outcome: Slot[Any] | Exception) -> None:
         """A request has its slot, or a bug."""
         self._record_end(request, outcome)
         del self._requests[request.number]
@@ -384,7 +384,7 @@ class Drive(Generic[K]):
         if not isinstance(outcome, Exception):
             self._finished(request.key, outcome)
 
-    def _record_end(self, request: Request[K], outcome: Slot[Any] | Exception | None) -> None:
+    def _record_end(self, request: TakenRequest[K], outcome: Slot[Any] | Exception | None) -> None:
         if self._telemetry is not None and request.seen is not None:
             self._telemetry.ends(request.seen, outcome)
 

@@ -148,7 +148,7 @@ class Keys:
         self._adapters: Mapping[str, str] = settings.get("adapters", {})
         self._mark = _mark(self._shared, SHARED_MARK)
         self._reading = _reading(settings)
-        self._counts = Counts()
+        self._counts = NumberCounts()
 
     def of(self, request: GenerationRequest) -> str:
         """The key of the next such request. Its images' bytes are loaded, and the run's options are
@@ -326,7 +326,7 @@ def _schema(schema: Any, reading: Reading) -> Any:
     return values
 
 
-class Counts:
+class NumberCounts:
     """How often each number came. Most come once: these take 8 to 16 bytes each, where a dict takes
     a hundred.
     """

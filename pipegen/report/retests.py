@@ -22,7 +22,7 @@ from pipegen.records.option_table import OPTIONS, names_in
 from pipegen.records.options import GenerationOptions, StopOptions, merge
 from pipegen.records.requests import GenerationRequest
 from pipegen.records.results import GenerationResult
-from pipegen.report.asking import Asked, Failed, Routes, Server, ask
+from pipegen.report.asking import Failed, RequestSet, Routes, Server, ask
 from pipegen.report.drawn import IMPOSSIBLE, SURE, Draw, deviations
 from pipegen.report.verdict import Answer, Fault, Kind, faults_of, partings
 
@@ -198,7 +198,7 @@ class FollowUps(NamedTuple):
             for base, more in zip(bases, options, strict=True)
         ]
         self.server.asked_again += len(requests)
-        batch = Asked(requests, GenerationOptions(), self.server.image_policy, streamed)
+        batch = RequestSet(requests, GenerationOptions(), self.server.image_policy, streamed)
         out: list[Answer | Failed | None] = []
         for answer in ask(routes, "chat", batch, self.server.report):
             failed = isinstance(answer, Failed) and not isinstance(answer.error, MalformedResponse)

@@ -257,9 +257,9 @@ def _wrong_form(decoded: Decoded, route_name: str) -> MalformedResponse | None:
     """What is wrong with the form of an answer; one that something else than an end token ended
     need not be complete.
     """
-    from pipegen.answer.answer_check import WORDS, Answer, disobeyed
+    from pipegen.answer.answer_check import WORDS, UntrimmedAnswer, disobeyed
 
-    answer = Answer(
+    answer = UntrimmedAnswer(
         text=decoded.text, finish=WORDS[decoded.finish], stops=decoded.finish is not Finish.EOS
     )
     return disobeyed(answer, decoded.raw.encoded.options, route_name)

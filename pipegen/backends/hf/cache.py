@@ -28,7 +28,7 @@ from transformers.cache_utils import (
     LinearAttentionLayer,
 )
 
-from pipegen.backends.hf.shared_columns import Chain, Part, Run, SharedKeys, length_of
+from pipegen.backends.hf.shared_columns import Chain, ColumnSpan, KeyValues, SharedKeys, length_of
 
 _KNOWN = (
     DynamicLayer,
@@ -228,14 +228,14 @@ def forked(cache: Any, lengths: Sequence[int], rows: Sequence[int]) -> Any:
     own = [*lengths]
     for row in rows:
         count = own[row] - 1
-        part = Part(
+        part = KeyValues(
             [
                 tensor[row, :, tensor.shape[-2] - own[row] : -1].clone()
                 for tensor in _tensors(cache)
             ],
             several=True,
         )
-        chains[row], own[row] = (*chains[row], Run(part, 0, count)), 1
+        chains[row], own[row] = (*chains[row], ColumnSpan(part, 0, count)), 1
     other = selected(cache, range(len(lengths)), max(own))
     _link(other, chains)
     return other
@@ -264,7 +264,7 @@ def check_read(cache: Any) -> None:
 def _link(cache: Any, chains: Sequence[Chain]) -> None:
     """Let the layers know what comes before the own columns of each row."""
     cache.chains = [*chains] if any(chains) else []
-    users: dict[Run, list[int]] = {}
+    users: dict[ColumnSpan, list[int]] = {}
     for row, chain in enumerate(cache.chains):
         for run in chain:
             users.setdefault(run, []).append(row)

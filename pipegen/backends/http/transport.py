@@ -59,7 +59,7 @@ from pipegen.backends.http.client import (
 from pipegen.backends.http.gate import Deadlines, Exhausted, Gate, Late, Room
 from pipegen.backends.http.loops import PerLoop
 from pipegen.backends.http.plain_json import encoded
-from pipegen.backends.http.rates import Limits, Turn, Wait, rates_of
+from pipegen.backends.http.rates import CountedRequest, RateLimits, Wait, rates_of
 from pipegen.backends.servers.reading import json_of
 from pipegen.backends.servers.server_errors import AGAIN, BUSY, retry_after, unreachable
 from pipegen.backends.servers.wire import WireReply, WireRequest
@@ -120,7 +120,7 @@ class RowCall:
     """That of the whole call, which nothing moves."""
     tokens: int | None = None
     """Those that its next attempt may take; None for what is no row, and counts for no limit."""
-    turn: Turn | None = None
+    turn: CountedRequest | None = None
     """Its last attempt, where it counts."""
     retries: int = 0
     """How often it was sent again."""
@@ -148,7 +148,7 @@ class Transport:
             settings.batch_budget,
         )
         self.max_in_flight, self.outage = settings.max_in_flight, settings.outage
-        self.limits = Limits(settings.requests_per_minute, settings.tokens_per_minute)
+        self.limits = RateLimits(settings.requests_per_minute, settings.tokens_per_minute)
         self.rates = rates_of(access.who)
         self.rates.limited |= any(self.limits)
         self._held = PerLoop(self._on_loop, _put_away)
@@ -343,7 +343,7 @@ class Transport:
     async def _enter(self, here: _OnLoop, row: RowCall) -> None:
         """Wait for room at the gate."""
         counts = row.tokens is not None and self.rates.limited
-        row.turn = Turn(row.tokens or 0) if counts else None
+        row.turn = CountedRequest(row.tokens or 0) if counts else None
         try:
             if here.gate.try_enter(row.turn):
                 return
@@ -408,7 +408,9 @@ class Transport:
         """Close all connections; they are opened again when they are needed again."""
         self._held.close()
 
-    def _note(self, gate: Gate, reply: WireReply, sent_at: float, turn: Turn | None = None) -> None:
+    def _note(
+        self, gate: Gate, reply: WireReply, sent_at: float, turn: CountedRequest | None = None
+    ) -> None:
         """Tell the gate how a request fared. What no row could wait for closes it for none: one
         answer is not the server's word for all of them.
         """

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from immutabledict import immutabledict
 from returns.result import Failure, Success
 
-from pipegen.answer.answer_check import WORDS, Answer, disobeyed, wrong_form
+from pipegen.answer.answer_check import WORDS, UntrimmedAnswer, disobeyed, wrong_form
 from pipegen.answer.split_thought import thinking_unfinished
 from pipegen.backends.http.transport import RowCall
 from pipegen.backends.servers.call_pieces import CallPieces
@@ -317,7 +317,7 @@ def result_of(
 
 def _judged(
     output: ChatOutput, token_count: int, route: str, extra_body: Mapping[str, object]
-) -> Answer:
+) -> UntrimmedAnswer:
     """The answer, as far as it can be judged. Of a plain server, whose fields for a length are not
     all known, only more tokens than it was asked for are held against it.
     """
@@ -325,7 +325,7 @@ def _judged(
     most, counted = output.resolved.options.max_new_tokens, route != "openai_chat"
     if not counted and most is not None and not LENGTHS.intersection(extra_body):
         counted = token_count > most + 1  # it may count the end token beside them
-    return Answer(
+    return UntrimmedAnswer(
         text=output.text,
         finish=WORDS[output.finish],
         stops=output.finish is not Finish.EOS,
