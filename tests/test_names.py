@@ -1,22 +1,30 @@
-"""Names: a class has one of its own."""
+"""Names: a class has one of its own, and a name is imported from the module that defines it."""
 
 from __future__ import annotations
 
 import ast
 import functools
 from collections import defaultdict
+from collections.abc import Iterator
 from importlib import resources
 from pathlib import Path
 
 import pipegen
 
 PACKAGE = Path(str(resources.files(pipegen)))
+HERE = Path(__file__).parent.parent
 TWICE = {
     # A user imports either: from `pipegen.backends.servers`, what a server's wire answers; from
     # `pipegen.contrib.renderers`, what a backend of that contract gives.
     "Completion",
 }
 """Names of several classes, all of them public."""
+FACES = {
+    *("pipegen", "pipegen.backends", "pipegen.plugins", "pipegen.stages", "pipegen.jobs.ray"),
+    *("pipegen.backends.servers", "pipegen.config", "pipegen.contrib.renderers"),
+    "pipegen.stages.ending",  # the reference shows its `cut`
+}
+"""Public modules, which give names that others define."""
 
 
 def module_of(path: Path) -> str:
@@ -33,6 +41,15 @@ def tree_of(path: Path) -> ast.Module:
 MODULES = {module_of(path): path for path in sorted(PACKAGE.rglob("*.py"))}
 
 
+def imports_in(tree: ast.AST) -> Iterator[tuple[str, str, str]]:
+    """From which module each name is imported, the name there, and the name here."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.module is not None:
+            yield from (
+                (node.module, alias.name, alias.asname or alias.name) for alias in node.names
+            )
+
+
 def test_each_class_has_a_name_of_its_own() -> None:
     """With or without an underscore, and within functions too."""
     places = defaultdict[str, list[str]](list)
@@ -44,3 +61,26 @@ def test_each_class_has_a_name_of_its_own() -> None:
         name: where for name, where in places.items() if len(where) > 1 and name not in TWICE
     } == {}
     assert {name for name in TWICE if len(places[name]) < 2} == set(), "no longer pinned"
+
+
+def test_a_name_is_imported_from_the_module_that_defines_it() -> None:
+    """Public modules give names of others; whatever else is imported from where it is written."""
+    imported = {
+        module: {here for _, _, here in imports_in(tree_of(path))}
+        for module, path in MODULES.items()
+        if module not in FACES
+    }
+    paths = [
+        *PACKAGE.rglob("*.py"),
+        *(
+            path
+            for folder in ("tests", "property_tests", "docs")
+            for path in (HERE / folder).rglob("*.py")
+        ),
+    ]
+    assert [
+        f"{path}: {name} from {module}"
+        for path in sorted(paths)
+        for module, name, _ in imports_in(tree_of(path))
+        if name in imported.get(module, ()) and f"{module}.{name}" not in MODULES
+    ] == []

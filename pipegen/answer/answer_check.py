@@ -26,7 +26,8 @@ from pipegen.answer.regex_check import matches
 from pipegen.core.errors import MalformedResponse
 from pipegen.ending.stop_scan import cut
 from pipegen.records.answer_parts import common_prefix
-from pipegen.records.options import GenerationOptions, StructuredOptions
+from pipegen.records.option_groups import StructuredOptions
+from pipegen.records.option_records import GenerationOptions
 from pipegen.records.results import Finish
 
 FindingKind = Literal["form", "length", "finish", "text", "prompt", "count", "stop", "tokens"]

@@ -7,7 +7,7 @@ A reading counts only if the template, given the calls, writes the very text of 
 not compared, where the model writes others. Tagged values are compared as texts. Otherwise the text
 stays text, and `unread` says why.
 
->>> from pipegen.records.options import ChatTemplateOptions
+>>> from pipegen.records.option_groups import ChatTemplateOptions
 >>> from pipegen.template.call_syntax import writer_of
 >>> from pipegen.testing.fake import ToyRenderer
 >>> read_calls("It is sunny.", "", (), writer_of(ToyRenderer(), ChatTemplateOptions()))

@@ -22,12 +22,12 @@ from pipegen.cli.usage import refuse
 from pipegen.config import Agent, BackendConfig, ChatConfig, Place, chat_from, read_chat
 from pipegen.core.errors import CallFailed
 from pipegen.core.functional import without_none
+from pipegen.core.names import InvalidField
 from pipegen.core.pipe import Pipe
 from pipegen.core.slots import is_ok
 from pipegen.records import strict_json
 from pipegen.records.codec import error_to_plain
 from pipegen.records.engine_list import shown
-from pipegen.records.fields import InvalidField
 from pipegen.records.options import flat_values
 from pipegen.report.gallery import printable
 

@@ -45,6 +45,7 @@ from pipegen.cli.usage import import_while_waiting, open_routes, refuse
 from pipegen.core.distribution import MissingExtra
 from pipegen.core.errors import InternalError
 from pipegen.core.foreign_calls import guard
+from pipegen.core.names import InvalidField
 from pipegen.core.slots import Slot, is_ok, live
 from pipegen.drivers.mapping import imap_keyed
 from pipegen.drivers.progress import watched
@@ -57,7 +58,6 @@ from pipegen.jobs.journal import SETTINGS
 from pipegen.jobs.new_file import JournalError, Replaced, new_file, remove_stale
 from pipegen.jobs.row_keys import Keys
 from pipegen.jobs.runner import Job, start_job
-from pipegen.records.fields import InvalidField
 from pipegen.records.results import GenerationResult
 
 BUG = 3

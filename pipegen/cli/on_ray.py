@@ -40,9 +40,10 @@ from pipegen.jobs.job_rows import (
     retry_of,
     rows_of,
 )
-from pipegen.jobs.journal import Finished, JournalError
+from pipegen.jobs.journal import Finished
 from pipegen.jobs.kept_turns import WAITING
 from pipegen.jobs.key_map import KeyMap
+from pipegen.jobs.new_file import JournalError
 from pipegen.jobs.ray import Counts
 from pipegen.jobs.row_keys import Keys, context_of
 from pipegen.jobs.runner import Job

@@ -32,6 +32,7 @@ from pipegen.cli.inputs import (
 from pipegen.cli.plugins import plugins_of
 from pipegen.cli.run_flags import AskedFlags, InputFlags
 from pipegen.cli.usage import Load, images_of, policy_of, reading, refuse, run_options
+from pipegen.core.names import nearest
 from pipegen.drivers.arguments import Admission
 from pipegen.io.forms import TableError, form_of, open_bytes, refuse_address
 from pipegen.io.jsonl import lines_of
@@ -48,8 +49,7 @@ from pipegen.io.text_tables import (
 from pipegen.jobs.key_map import rows_in
 from pipegen.media.folder import SUFFIXES, images_in
 from pipegen.plugins import Plugin
-from pipegen.records.fields import nearest
-from pipegen.records.options import GenerationOptions
+from pipegen.records.option_records import GenerationOptions
 from pipegen.records.requests import ImagePolicy, RequestPolicy
 
 if TYPE_CHECKING:

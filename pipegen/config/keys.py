@@ -15,9 +15,10 @@ from typing import Any, NamedTuple
 
 from pipegen.config.config_files import Place
 from pipegen.config.generation import is_option
+from pipegen.core.names import InvalidField
 from pipegen.engines.settings import SETTINGS, fields_of
 from pipegen.records.engine_list import BACKENDS
-from pipegen.records.fields import Check, InvalidField, checks_of, help_of
+from pipegen.records.fields import Check, checks_of, help_of
 from pipegen.records.frozen import freeze
 
 VLLM_ALONE = ("guided_grammar", "guided_whitespace_pattern")

@@ -31,6 +31,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from pipegen.core.distribution import need
+from pipegen.core.names import InvalidField
 from pipegen.core.slots import Slot, is_ok
 from pipegen.io.answer_columns import (
     CSV_COLUMNS,
@@ -53,7 +54,6 @@ from pipegen.io.jsonl import LineId, readable
 from pipegen.io.tables import Block, Columns, TableRow
 from pipegen.records import strict_json
 from pipegen.records.codec import word_of
-from pipegen.records.fields import InvalidField
 from pipegen.records.frozen import thaw
 from pipegen.records.messages import ImageSource
 from pipegen.records.results import GenerationResult

@@ -26,9 +26,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import unquote
 
 from pipegen.core.distribution import need
+from pipegen.core.names import nearest
 from pipegen.io.arrow_values import python_rows, types_in
 from pipegen.io.forms import ARROW, PARQUET, TableError, form_of, refuse_address
-from pipegen.records.fields import nearest
 from pipegen.records.request_forms import KEYS, refused, without_final_answer
 from pipegen.records.requests import FIELDS, holds_options, misplaced, unread_media
 

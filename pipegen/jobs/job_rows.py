@@ -18,6 +18,7 @@ from returns.result import Failure, Result, Success
 from pipegen.core import errors
 from pipegen.core.errors import BackendFailed, GenerationError, InternalError, StageFailed
 from pipegen.core.foreign_calls import attempt
+from pipegen.core.names import InvalidField, nearest
 from pipegen.core.slots import Slot, is_ok
 from pipegen.drivers.arguments import Admission, pair, record_of
 from pipegen.io.jsonl import from_plain, written_from
@@ -27,8 +28,8 @@ from pipegen.jobs.journal import Finished
 from pipegen.jobs.key_map import KeyMap, entry_of, key_in, number_in
 from pipegen.jobs.row_keys import Keys
 from pipegen.jobs.shards import in_part, numbers_of
-from pipegen.records.fields import InvalidField, nearest, unchecked_replace
-from pipegen.records.options import GenerationOptions
+from pipegen.records.fields import unchecked_replace
+from pipegen.records.option_records import GenerationOptions
 from pipegen.records.parse_request import Request
 from pipegen.records.requests import GenerationRequest, ImagePolicy
 from pipegen.records.scores import Scored

@@ -32,14 +32,9 @@ from immutabledict import immutabledict
 
 from pipegen.records import strict_json
 from pipegen.records.messages import VideoSource, plain_messages
+from pipegen.records.option_records import GenerationOptions
 from pipegen.records.option_table import OPTIONS
-from pipegen.records.options import (
-    GenerationOptions,
-    flat_values,
-    in_effect,
-    options_from,
-    resolve,
-)
+from pipegen.records.options import flat_values, in_effect, options_from, resolve
 from pipegen.records.requests import GenerationRequest, RequestPolicy, ScoringRequest
 from pipegen.records.results import GenerationResult
 from pipegen.stages import Encoded, ResolvedRequest

@@ -33,21 +33,13 @@ from pipegen.drivers.mapping import flow_of
 from pipegen.jobs.history import Made, changes, made_before, note_run, settings_of
 from pipegen.jobs.in_flight import InFlight, is_of_rows_in_flight, remove_left
 from pipegen.jobs.job_rows import JobRow, Requests, missing_rows, retry_of, rows_of
-from pipegen.jobs.journal import (
-    SETTINGS,
-    Journal,
-    JournalError,
-    SettingsDamaged,
-    files_of,
-    locked,
-    read_settings,
-)
+from pipegen.jobs.journal import SETTINGS, Journal, SettingsDamaged, files_of, locked, read_settings
 from pipegen.jobs.kept_steps import Steps, TakenRow
 from pipegen.jobs.kept_turns import Turns
 from pipegen.jobs.key_map import KeyMap
-from pipegen.jobs.new_file import TEMPORARY, refused, remove_stale
+from pipegen.jobs.new_file import TEMPORARY, JournalError, refused, remove_stale
 from pipegen.jobs.row_keys import Keys, context_of
-from pipegen.records.options import GenerationOptions
+from pipegen.records.option_records import GenerationOptions
 from pipegen.records.parse_request import Request
 from pipegen.records.requests import GenerationRequest, ImagePolicy, RequestPolicy
 from pipegen.records.results import GenerationResult

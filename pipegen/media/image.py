@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from PIL import Image
 
     from pipegen.core.slots import Slot
-    from pipegen.records.options import VlmPreprocessOptions
+    from pipegen.records.option_groups import VlmPreprocessOptions
     from pipegen.records.requests import ImagePolicy
 
 

@@ -32,7 +32,7 @@ from pipegen.media.frames import VideoSpec, choose_frames, frame_spec, most_fram
 from pipegen.media.image import open_image, sized
 from pipegen.media.source import SourceRejected
 from pipegen.records.messages import VideoSource
-from pipegen.records.options import VlmPreprocessOptions
+from pipegen.records.option_groups import VlmPreprocessOptions
 from pipegen.records.requests import ImagePolicy
 from pipegen.records.results import PreparedImage
 

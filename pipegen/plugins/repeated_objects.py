@@ -14,11 +14,11 @@ from functools import cached_property
 from itertools import groupby
 from typing import Any
 
+from pipegen.core.names import InvalidField
 from pipegen.ending.detokenize import Detokenizer
 from pipegen.engines.plugin import Plugin, RowContext
 from pipegen.engines.tokenizer import Tokenizer
 from pipegen.plugins.json_reader import ENDERS, QUOTE, JsonState, digest, following, needed, read
-from pipegen.records.fields import InvalidField
 
 INCOMPLETE = "\ufffd"
 SHORT = 24

@@ -25,7 +25,8 @@ from collections.abc import Iterator, Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
-from pipegen.records.fields import InvalidField, names_of, one_of, record, unchecked_replace
+from pipegen.core.names import InvalidField
+from pipegen.records.fields import names_of, one_of, record, unchecked_replace
 from pipegen.records.frozen import printed
 from pipegen.records.messages import ImageSource
 from pipegen.records.option_row import LogprobsOf

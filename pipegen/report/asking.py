@@ -27,7 +27,9 @@ from pipegen.drivers.batch import run
 from pipegen.drivers.route import Route
 from pipegen.drivers.scoring import continued_by, scoring
 from pipegen.drivers.streaming import Done, stream
-from pipegen.records.options import ChatTemplateOptions, GenerationOptions, merge
+from pipegen.records.option_groups import ChatTemplateOptions
+from pipegen.records.option_records import GenerationOptions
+from pipegen.records.options import merge
 from pipegen.records.parse_request import Request
 from pipegen.records.requests import GenerationRequest, ImagePolicy
 from pipegen.records.results import GenerationResult

@@ -20,7 +20,8 @@ from pipegen.drivers.route import Route
 from pipegen.drivers.scoring import continued_by, score
 from pipegen.records.codec import encode
 from pipegen.records.fields import record
-from pipegen.records.options import ChatTemplateOptions, GenerationOptions
+from pipegen.records.option_groups import ChatTemplateOptions
+from pipegen.records.option_records import GenerationOptions
 from pipegen.records.parse_request import request_from
 from pipegen.records.requests import GenerationRequest, ImagePolicy
 from pipegen.records.results import GenerationResult

@@ -33,7 +33,7 @@ from pipegen.ending.stop_scan import cut
 from pipegen.ending.stop_state import TokenFold, plan_of
 from pipegen.engines.tokenizer import Tokenizer
 from pipegen.records.engine_list import TOKEN_ENGINES
-from pipegen.records.options import GenerationOptions
+from pipegen.records.option_records import GenerationOptions
 from pipegen.records.results import Finish, GenerationResult
 
 SLACK = 8

@@ -18,8 +18,10 @@ from pipegen.drivers.batch import run
 from pipegen.drivers.route import Route
 from pipegen.records import strict_json
 from pipegen.records.answer_parts import common_prefix
+from pipegen.records.option_groups import StopOptions
+from pipegen.records.option_records import GenerationOptions
 from pipegen.records.option_table import OPTIONS, names_in
-from pipegen.records.options import GenerationOptions, StopOptions, merge
+from pipegen.records.options import merge
 from pipegen.records.requests import GenerationRequest
 from pipegen.records.results import GenerationResult
 from pipegen.report.asking import Failed, RequestSet, Routes, Server, ask

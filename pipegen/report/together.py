@@ -15,8 +15,9 @@ from returns.result import Success
 from pipegen.drivers.batch import run
 from pipegen.drivers.route import Route
 from pipegen.records.answer_parts import common_prefix
+from pipegen.records.option_records import GenerationOptions
 from pipegen.records.option_table import names_in
-from pipegen.records.options import GenerationOptions, in_effect
+from pipegen.records.options import in_effect
 from pipegen.records.requests import GenerationRequest
 from pipegen.records.results import GenerationResult
 from pipegen.report.audit_row import has_images

@@ -23,8 +23,8 @@ from pipegen.drivers.route import Route
 from pipegen.drivers.scoring import score
 from pipegen.engines.settings import ModelLoadConfig
 from pipegen.records.engine_list import Dialect
+from pipegen.records.option_records import GenerationOptions
 from pipegen.records.option_table import OPTIONS, names_in, server_fields
-from pipegen.records.options import GenerationOptions
 from pipegen.records.parse_request import Request
 from pipegen.records.requests import GenerationRequest, ImagePolicy
 from pipegen.report.asking import (

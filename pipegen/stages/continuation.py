@@ -34,7 +34,7 @@ from pipegen.records.continues import Continues, text_crc32
 from pipegen.records.fields import integer, record, token_ids, unchecked_replace
 from pipegen.records.frozen import freeze
 from pipegen.records.messages import Message, plain_messages
-from pipegen.records.options import ChatTemplateOptions
+from pipegen.records.option_groups import ChatTemplateOptions
 from pipegen.records.requests import GenerationRequest
 from pipegen.records.results import PreparedImage, ResolvedRequest
 from pipegen.template.control_tokens import ControlTokens

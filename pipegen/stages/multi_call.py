@@ -38,7 +38,9 @@ from pipegen.engines.protocol import scores_tokens
 from pipegen.records.call_form import CallForm, ValueForm
 from pipegen.records.engine_list import shown
 from pipegen.records.fields import unchecked_replace
-from pipegen.records.options import GenerationOptions, StopOptions, StructuredOptions, resolve
+from pipegen.records.option_groups import StopOptions, StructuredOptions
+from pipegen.records.option_records import GenerationOptions
+from pipegen.records.options import resolve
 from pipegen.records.results import (
     Decoded,
     Encoded,

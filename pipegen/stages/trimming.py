@@ -25,7 +25,8 @@ from pipegen.engines.protocol import Engine, TextEngine, TokenEngine, takes_toke
 from pipegen.engines.tokenizer import Renderer, Tokenizer
 from pipegen.records.fields import unchecked_replace
 from pipegen.records.frozen import freeze, thaw
-from pipegen.records.options import ChatTemplateOptions, GenerationOptions
+from pipegen.records.option_groups import ChatTemplateOptions
+from pipegen.records.option_records import GenerationOptions
 from pipegen.records.results import (
     Decoded,
     Encoded,

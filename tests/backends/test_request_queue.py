@@ -11,7 +11,7 @@ from support.models import encoded
 
 import pipegen as pg
 from pipegen.backends.request_queue import RequestQueue, beginning
-from pipegen.records.options import GenerationOptions
+from pipegen.records.option_records import GenerationOptions
 from pipegen.records.parse_request import request_from
 from pipegen.records.results import Encoded, PreparedImage, Prompt, ResolvedRequest
 

@@ -20,7 +20,7 @@ from support import deadly
 
 import pipegen as pg
 from pipegen.jobs.in_flight import DEATHS, TRIES, InFlight, SuspectQueue
-from pipegen.jobs.journal import JournalError
+from pipegen.jobs.new_file import JournalError
 from pipegen.jobs.runner import job
 from pipegen.records.results import Encoded
 from pipegen.testing.fake import FakeEngine

@@ -19,7 +19,8 @@ import pipegen as pg
 from pipegen.core.errors import BackendFailed, CallFailed
 from pipegen.drivers.arguments import Admission
 from pipegen.jobs.in_flight import InFlight, SuspectQueue
-from pipegen.jobs.journal import Finished, Journal, JournalError
+from pipegen.jobs.journal import Finished, Journal
+from pipegen.jobs.new_file import JournalError
 from pipegen.jobs.replica import FRUITLESS, UNTRIED, Replica
 from pipegen.records.results import Encoded
 from pipegen.testing.fake import FakeEngine

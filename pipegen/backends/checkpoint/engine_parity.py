@@ -17,7 +17,8 @@ from pipegen.backends.checkpoint.positions import Boundary, boundaries
 from pipegen.backends.checkpoint.tiny_model import BEYOND, VOCABULARY, write_shrunken
 from pipegen.core.errors import UnsupportedOption
 from pipegen.core.slots import Slot, all_of
-from pipegen.records.options import GenerationOptions, resolve
+from pipegen.records.option_records import GenerationOptions
+from pipegen.records.options import resolve
 from pipegen.records.requests import TextGenerationRequest
 from pipegen.records.results import Encoded, Prompt
 from pipegen.records.scores import ScoreInput, TokenScores

@@ -26,8 +26,8 @@ from pipegen.backends.checkpoint.file_digests import header_of, identity_of
 from pipegen.backends.checkpoint.locate import ModelFiles, adapters_of, files_of_adapter
 from pipegen.core.distribution import MissingExtra
 from pipegen.core.errors import BackendFailed, CallFailed
+from pipegen.core.names import InvalidField
 from pipegen.engines.settings import ModelLoadConfig
-from pipegen.records.fields import InvalidField
 from pipegen.records.frozen import printed
 
 _log = logging.getLogger("pipegen")

@@ -18,7 +18,7 @@ from transformers.cache_utils import CacheLayerMixin, DynamicLayer
 from pipegen.backends.checkpoint.positions import positions_of
 from pipegen.backends.hf.attention import NAME
 from pipegen.backends.hf.cache import GrowingLayer
-from pipegen.records.fields import InvalidField
+from pipegen.core.names import InvalidField
 
 
 class CompileFailed(Exception):

@@ -38,7 +38,9 @@ from pipegen.backends.hf.prefixes import Prefixes
 from pipegen.backends.hf.row_adapters import use_adapters
 from pipegen.backends.hf.scheduler import ModelTraits, Schedule
 from pipegen.engines.plugin import Plugin, RowContext
-from pipegen.records.options import GenerationOptions, StopOptions, resolve
+from pipegen.records.option_groups import StopOptions
+from pipegen.records.option_records import GenerationOptions
+from pipegen.records.options import resolve
 from pipegen.records.requests import TextGenerationRequest
 from pipegen.records.results import Encoded, Prompt
 

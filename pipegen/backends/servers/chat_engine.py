@@ -29,17 +29,18 @@ from pipegen.core.errors import (
     UnsupportedMultimodal,
     UnsupportedOption,
 )
+from pipegen.core.names import InvalidField
 from pipegen.core.slots import Slot
 from pipegen.ending.stop_state import TextFold
 from pipegen.engines.capabilities import ENGINES, Capabilities
 from pipegen.engines.plugin import Plugin
 from pipegen.engines.protocol import TextMade
 from pipegen.records.engine_list import shown
-from pipegen.records.fields import InvalidField
 from pipegen.records.finish_words import calls_tools, meaning_of
 from pipegen.records.frozen import NOTHING, freeze
+from pipegen.records.option_records import GenerationOptions
 from pipegen.records.option_table import OPTIONS, OTHER_NAMES
-from pipegen.records.options import GenerationOptions, in_effect, resolve
+from pipegen.records.options import in_effect, resolve
 from pipegen.records.requests import GenerationRequest
 from pipegen.records.results import (
     ChatOutput,
@@ -69,7 +70,8 @@ class ChatDelta(NamedTuple):
 class ChatRow:
     """One row that is collected piece by piece; a whole answer is one piece.
 
-    >>> from pipegen.records.options import GenerationOptions, resolve
+    >>> from pipegen.records.option_records import GenerationOptions
+    >>> from pipegen.records.options import resolve
     >>> from pipegen.records.requests import TextGenerationRequest
     >>> row = ChatRow(
     ...     ResolvedRequest(

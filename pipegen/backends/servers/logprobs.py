@@ -252,7 +252,8 @@ def scores_of_tables(tables: object, request: ServerRequest) -> Slot[Scores]:
     """The scores of a prompt's last tokens from vLLM's `prompt_logprobs`: for each token of the
     prompt a table of ids, or null for the first.
 
-    >>> from pipegen.records.options import GenerationOptions, resolve
+    >>> from pipegen.records.option_records import GenerationOptions
+    >>> from pipegen.records.options import resolve
     >>> request = ServerRequest(
     ...     options=resolve(GenerationOptions()), token_ids=(7, 8), prompt_tokens=2, scored=1
     ... )

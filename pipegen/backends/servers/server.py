@@ -43,7 +43,8 @@ from pipegen.engines.protocol import TokensMade
 from pipegen.records.fields import unchecked_replace
 from pipegen.records.finish_words import meaning_of
 from pipegen.records.messages import ImageSource
-from pipegen.records.options import GenerationOptions, VlmPreprocessOptions
+from pipegen.records.option_groups import VlmPreprocessOptions
+from pipegen.records.option_records import GenerationOptions
 from pipegen.records.results import Encoded, PreparedImage, Raw
 from pipegen.records.scores import ScoreInput, TokenScores
 from pipegen.stages.fitting import check_fit

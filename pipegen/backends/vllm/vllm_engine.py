@@ -50,7 +50,7 @@ from pipegen.core.slots import Slot, is_ok
 from pipegen.engines.protocol import Event, PromptWork, RowDone
 from pipegen.engines.settings import ModelLoadConfig
 from pipegen.records.messages import ImageSource
-from pipegen.records.options import VlmPreprocessOptions
+from pipegen.records.option_groups import VlmPreprocessOptions
 from pipegen.records.results import Encoded, PreparedImage, Prompt
 from pipegen.records.scores import ScoreInput
 from pipegen.stages.fitting import check_fit

@@ -21,7 +21,7 @@ from pipegen.backends.hf.hf_engine import HFEngine
 from pipegen.backends.hf.running_batch import RunningBatch
 from pipegen.backends.hf.shared_columns import ColumnSpan, KeyValues, SharedKeys, shared_runs
 from pipegen.engines.settings import ModelLoadConfig
-from pipegen.records.options import StopOptions
+from pipegen.records.option_groups import StopOptions
 from pipegen.records.scores import ScoreInput
 
 ON = StopOptions(ignore_eos=True)
