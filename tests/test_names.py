@@ -1,4 +1,6 @@
-"""Names: a class has one of its own, and a name is imported from the module that defines it."""
+"""Names: a class has one of its own, a name is imported from the module that defines it, and that of
+a parameter has few types.
+"""
 
 from __future__ import annotations
 
@@ -25,6 +27,28 @@ FACES = {
     "pipegen.stages.ending",  # the reference shows its `cut`
 }
 """Public modules, which give names that others define."""
+TYPES = {
+    "backends": 248,
+    "cli": 87,
+    "drivers": 74,
+    "records": 62,
+    "jobs": 56,
+    "core": 46,
+    "report": 45,
+    "stages": 34,
+    "io": 30,
+    "testing": 27,
+    "template": 26,
+    "answer": 14,
+    "contrib": 13,
+    "config": 9,
+    "ending": 9,
+    "media": 8,
+    "engines": 6,
+    "evals": 5,
+    "plugins": 2,
+}
+"""For each room, how many types its names of parameters have beyond the first of each name."""
 
 
 def module_of(path: Path) -> str:
@@ -64,7 +88,7 @@ def test_each_class_has_a_name_of_its_own() -> None:
 
 
 def test_a_name_is_imported_from_the_module_that_defines_it() -> None:
-    """Public modules give names of others; whatever else is imported from where it is written."""
+    """Public modules give names of others. All else is imported from where it is written."""
     imported = {
         module: {here for _, _, here in imports_in(tree_of(path))}
         for module, path in MODULES.items()
@@ -84,3 +108,23 @@ def test_a_name_is_imported_from_the_module_that_defines_it() -> None:
         for module, name, _ in imports_in(tree_of(path))
         if name in imported.get(module, ()) and f"{module}.{name}" not in MODULES
     ] == []
+
+
+def test_a_name_of_a_parameter_has_few_types_within_a_room() -> None:
+    """The counts only fall. Who needs a name for another type finds one that says what the thing
+    is.
+    """
+    types = defaultdict[tuple[str, str], set[str]](set)
+    for path in MODULES.values():
+        room = path.relative_to(PACKAGE).parts[0]
+        for node in ast.walk(tree_of(path)):
+            if isinstance(node, ast.arg) and node.annotation is not None and room in TYPES:
+                types[room, node.arg].add(ast.unparse(node.annotation).removesuffix(" | None"))
+    counts = dict.fromkeys(TYPES, 0)
+    for (room, _), several in types.items():
+        counts[room] += len(several) - 1
+    assert {
+        room: f"{count} types, and {TYPES[room]} are allowed"
+        for room, count in counts.items()
+        if count > TYPES[room]
+    } == {}

@@ -118,12 +118,12 @@ class OutputOrder(Generic[K]):
             self._requests.append(request)
         return request
 
-    def end(self, request: TakenRequest[K], outcome: Slot[Any] | Exception) -> None:
+    def end(self, taken: TakenRequest[K], outcome: Slot[Any] | Exception) -> None:
         """A request has its slot, or a bug."""
-        request.outcome = outcome
+        taken.outcome = outcome
         self.waiting += 1
         if not self.ordered:
-            self._requests.append(request)
+            self._requests.append(taken)
 
     def give(self) -> list[tuple[K, Slot[Any]]]:
         """The keys and slots of the requests whose turn has come. Raises a bug once all before it
@@ -169,12 +169,12 @@ class Input(ABC, Generic[K]):
         """
 
     def prepare(
-        self, request: TakenRequest[K], work: Callable[[], Prepared], wake: Callable[[], object]
+        self, taken: TakenRequest[K], work: Callable[[], Prepared], wake: Callable[[], object]
     ) -> None:
         """Let another thread prepare a request. `wake` is called once that is done."""
         self._pool = self._pool or ThreadPoolExecutor(WORKERS, thread_name_prefix="pipegen-drive")
         future = self._pool.submit(work)
-        self.preparing[future] = request
+        self.preparing[future] = taken
         future.add_done_callback(lambda _: wake())
 
     def prepared(self) -> list[tuple[TakenRequest[K], Result[Prepared, Exception]]]:

@@ -62,22 +62,22 @@ def length_of(chain: Chain) -> int:
 
 
 def shared_runs(
-    rows: Sequence[Sequence[tuple[KeyValues, int]]], least: int, saved: float
+    beginnings: Sequence[Sequence[tuple[KeyValues, int]]], least: int, saved: float
 ) -> list[Chain]:
     """What each row shares with others of these, or is likely to share with later ones.
 
-    rows: the parts that each row begins with, each with how many of its columns are meant.
+    beginnings: the parts that each row begins with, each with how many of its columns are meant.
 
     least: the tokens of a run that later rows may share. saved: the columns that must not be held
     thanks to a run of these rows alone.
     """
-    chains: list[Chain] = [()] * len(rows)
-    going, depth = [*range(len(rows))], 0
+    chains: list[Chain] = [()] * len(beginnings)
+    going, depth = [*range(len(beginnings))], 0
     while going:
         of_part: dict[KeyValues, list[tuple[int, int]]] = {}
         for row in going:
-            if depth < len(rows[row]):
-                part, count = rows[row][depth]
+            if depth < len(beginnings[row]):
+                part, count = beginnings[row][depth]
                 of_part.setdefault(part, []).append((count, row))
         going = []
         for part, users in of_part.items():

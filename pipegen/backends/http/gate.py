@@ -50,12 +50,12 @@ class Queue(ABC, Generic[S]):
         """Take room where there is some without waiting; whether there was."""
         return not self._waiting and self._take(size)
 
-    async def enter(self, size: S, *, first: bool = False) -> None:
-        """Wait for room, and take it; `first` is before all who wait."""
+    async def enter(self, size: S, *, ahead: bool = False) -> None:
+        """Wait for room, and take it; `ahead` is before all who wait."""
         if self.try_enter(size):
             return
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        (self._waiting.appendleft if first else self._waiting.append)((size, turn))
+        (self._waiting.appendleft if ahead else self._waiting.append)((size, turn))
         self._admit()
         try:
             await turn

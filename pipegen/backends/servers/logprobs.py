@@ -342,9 +342,12 @@ def scores_in(
     return Success(tuple(scores))
 
 
-def token_scores(row: ScoreInput, scores: Scores) -> TokenScores:
+def token_scores(score_input: ScoreInput, scores: Scores) -> TokenScores:
     """What was found of the tokens of a row, as its answer."""
     logprobs, likeliest, tops = zip(*scores, strict=True)
     return TokenScores(
-        continued=row, logprobs=logprobs, likeliest=likeliest, top=tops if row.top else ()
+        continued=score_input,
+        logprobs=logprobs,
+        likeliest=likeliest,
+        top=tops if score_input.top else (),
     )
