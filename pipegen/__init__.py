@@ -36,6 +36,7 @@ if typing.TYPE_CHECKING:
         UnsupportedPlugin,
     )
     from pipegen.core.fallback import fallback
+    from pipegen.core.names import InvalidField
     from pipegen.core.pipe import Pipe, each, pure
     from pipegen.core.slots import Batch, Slot, is_ok
     from pipegen.drivers.batch import arun, run
@@ -56,13 +57,13 @@ if typing.TYPE_CHECKING:
     from pipegen.io.tables import Table, read_table
     from pipegen.jobs import ray
     from pipegen.jobs.job_export import finished_rows
-    from pipegen.jobs.journal import JournalError
+    from pipegen.jobs.new_file import JournalError
     from pipegen.jobs.runner import Job, job, job_keyed
     from pipegen.jobs.shards import shard, shard_keyed
     from pipegen.jobs.table_file import write_table
     from pipegen.media.folder import images_in
     from pipegen.records.codec import error_to_plain
-    from pipegen.records.fields import InvalidField, UnknownField
+    from pipegen.records.fields import UnknownField
     from pipegen.records.messages import (
         ImagePart,
         ImageSource,
@@ -71,14 +72,14 @@ if typing.TYPE_CHECKING:
         VideoPart,
         VideoSource,
     )
-    from pipegen.records.options import (
+    from pipegen.records.option_groups import (
         ChatTemplateOptions,
         DecodeOptions,
-        GenerationOptions,
         StopOptions,
         StructuredOptions,
         VlmPreprocessOptions,
     )
+    from pipegen.records.option_records import GenerationOptions
     from pipegen.records.parse_request import request_from
     from pipegen.records.requests import (
         GenerationRequest,
@@ -221,9 +222,10 @@ _HOMES = {
             " InvalidRequest MalformedResponse PluginFailed PromptTooLong RateLimited Refused StageFailed"
             " TemplateFailed Timeout UnsupportedMultimodal UnsupportedOption UnsupportedPlugin"
         ),
-        "pipegen.records.fields": "InvalidField UnknownField",
+        "pipegen.core.names": "InvalidField",
+        "pipegen.records.fields": "UnknownField",
         "pipegen.jobs.job_export": "finished_rows",
-        "pipegen.jobs.journal": "JournalError",
+        "pipegen.jobs.new_file": "JournalError",
         "pipegen.jobs.runner": "Job job job_keyed",
         "pipegen.jobs.shards": "shard shard_keyed",
         "pipegen.jobs.table_file": "write_table",
@@ -233,9 +235,9 @@ _HOMES = {
         "pipegen.records.codec": "error_to_plain",
         "pipegen.io.tables": "Table read_table",
         "pipegen.records.messages": "ImagePart ImageSource Message TextPart VideoPart VideoSource",
-        "pipegen.records.options": (
-            "ChatTemplateOptions DecodeOptions GenerationOptions StopOptions StructuredOptions"
-            " VlmPreprocessOptions"
+        "pipegen.records.option_records": "GenerationOptions",
+        "pipegen.records.option_groups": (
+            "ChatTemplateOptions DecodeOptions StopOptions StructuredOptions VlmPreprocessOptions"
         ),
         "pipegen.core.fallback": "fallback",
         "pipegen.core.pipe": "Pipe each pure",

@@ -17,7 +17,7 @@ from hypothesis import given, settings, strategies as st
 import pipegen as pg
 from pipegen.cli.generate import Files, run_generate
 from pipegen.cli.run_flags import AskedFlags
-from pipegen.cli.sources import Asked
+from pipegen.cli.sources import RunSettings
 from pipegen.cli.usage import load_of
 from pipegen.core.errors import GenerationError
 from pipegen.core.slots import Batch, is_ok
@@ -254,7 +254,7 @@ def test_no_line_ends_the_job_or_changes_another_line(bad: list[bytes]) -> None:
                 source=str(source),
                 out=str(out),
                 quiet=True,
-                asked=Asked(load_of(AskedFlags(model="fake"), {})),
+                asked=RunSettings(load_of(AskedFlags(model="fake"), {})),
             )
         )
         answers = [json.loads(line) for line in out.read_bytes().splitlines()]

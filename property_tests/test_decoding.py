@@ -20,7 +20,9 @@ from pipegen.ending.stop_scan import StopScanner, cut
 from pipegen.ending.stop_state import Stripper, TokenFold, ending_ids
 from pipegen.engines.plugin import Plugin
 from pipegen.engines.settings import ServerSettings
-from pipegen.records.options import DecodeOptions, GenerationOptions, StopOptions, resolve
+from pipegen.records.option_groups import DecodeOptions, StopOptions
+from pipegen.records.option_records import GenerationOptions
+from pipegen.records.options import resolve
 from pipegen.records.requests import TextGenerationRequest
 from pipegen.records.results import Decoded, Encoded, Ending, Finish, Prompt, Raw, TokenLogprob
 from pipegen.stages.ending import end_row

@@ -25,7 +25,10 @@ from pipegen.backends.hf.hf_rows import SPARE, HFRow, group_size  # noqa: E402
 from pipegen.backends.hf.hf_sampling import draw, narrow, penalise  # noqa: E402
 from pipegen.engines.settings import ModelLoadConfig  # noqa: E402
 from pipegen.records.messages import ImageSource  # noqa: E402
-from pipegen.records.options import DEFAULTS, GenerationOptions, StopOptions, resolve  # noqa: E402
+from pipegen.records.option_groups import StopOptions  # noqa: E402
+from pipegen.records.option_records import GenerationOptions  # noqa: E402
+from pipegen.records.option_table import DEFAULTS  # noqa: E402
+from pipegen.records.options import resolve  # noqa: E402
 from pipegen.records.results import Encoded, PreparedImage  # noqa: E402
 from pipegen.testing.image_files import image_file  # noqa: E402
 from pipegen.testing.toy import ToyTokenizer  # noqa: E402

@@ -21,7 +21,8 @@ from pipegen.backends.hf.hf_engine import HFEngine  # noqa: E402
 from pipegen.backends.hf.prefix_tree import Marked, PrefixTree, common  # noqa: E402
 from pipegen.engines.settings import ModelLoadConfig  # noqa: E402
 from pipegen.records.messages import ImageSource  # noqa: E402
-from pipegen.records.options import DEFAULTS, StopOptions  # noqa: E402
+from pipegen.records.option_groups import StopOptions  # noqa: E402
+from pipegen.records.option_table import DEFAULTS  # noqa: E402
 from pipegen.records.results import Encoded, PreparedImage  # noqa: E402
 from pipegen.testing.image_files import image_file  # noqa: E402
 

@@ -24,7 +24,7 @@ from pipegen.backends.hf.hf_sampling import Sampler  # noqa: E402
 from pipegen.backends.hf.running_batch import RunningBatch  # noqa: E402
 from pipegen.backends.hf.scheduler import Schedule  # noqa: E402
 from pipegen.engines.settings import ModelLoadConfig  # noqa: E402
-from pipegen.records.options import StopOptions  # noqa: E402
+from pipegen.records.option_groups import StopOptions  # noqa: E402
 from pipegen.records.results import Encoded  # noqa: E402
 from pipegen.records.scores import ScoreInput  # noqa: E402
 

@@ -20,7 +20,9 @@ from support.small_tokenizers import added_tokens, chatml_tokenizer
 from pipegen.backends.checkpoint.tokenizers import HFRenderer, HFTokenizer
 from pipegen.core.errors import InvalidRequest
 from pipegen.core.slots import Slot, is_ok
-from pipegen.records.options import ChatTemplateOptions, GenerationOptions, resolve
+from pipegen.records.option_groups import ChatTemplateOptions
+from pipegen.records.option_records import GenerationOptions
+from pipegen.records.options import resolve
 from pipegen.records.requests import TextGenerationRequest
 from pipegen.records.results import Prompt, ResolvedRequest
 from pipegen.stages.rendering import render_row

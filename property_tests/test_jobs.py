@@ -16,7 +16,7 @@ from hypothesis import given, strategies as st
 from support.rowwise import Fuse, Rowwise
 
 import pipegen as pg
-from pipegen.jobs.journal import JournalError
+from pipegen.jobs.new_file import JournalError
 from pipegen.jobs.runner import job
 from pipegen.records.results import Encoded
 from pipegen.testing.fake import FakeEngine

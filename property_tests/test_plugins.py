@@ -12,7 +12,7 @@ import pytest
 from hypothesis import assume, given, strategies as st
 
 from pipegen.plugins import Plugin, RowContext, balanced_json, forbid_repeated_objects
-from pipegen.plugins.json_reader import Reading, digest, read
+from pipegen.plugins.json_reader import JsonState, digest, read
 from pipegen.testing.plugin_suite import check_watch
 from pipegen.testing.toy import ToyTokenizer
 
@@ -176,7 +176,7 @@ def test_of_all_tokens_exactly_those_that_complete_a_repeat_are_forbidden(
     row.ids += text.encode()
 
     def marks(text: str) -> list[int]:
-        reading, found = Reading(), []
+        reading, found = JsonState(), []
         for char in text:
             reading, mark = read(
                 reading, char, None if keys is None else [digest(key) for key in keys]

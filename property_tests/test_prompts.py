@@ -22,7 +22,9 @@ from support.small_tokenizers import (
 
 from pipegen.backends.checkpoint.tokenizers import HFRenderer, HFTokenizer
 from pipegen.core.slots import Slot, is_ok
-from pipegen.records.options import ChatTemplateOptions, GenerationOptions, resolve
+from pipegen.records.option_groups import ChatTemplateOptions
+from pipegen.records.option_records import GenerationOptions
+from pipegen.records.options import resolve
 from pipegen.records.requests import TextGenerationRequest, VlmGenerationRequest
 from pipegen.records.results import PreparedImage, Prompt, ResolvedRequest
 from pipegen.stages.rendering import render_row

@@ -13,7 +13,14 @@ from hypothesis import given, strategies as st
 from support.clock import Clock
 
 from pipegen.backends.http.gate import Gate
-from pipegen.backends.http.rates import MINUTE, Limits, Rates, Turn, left_in, seconds_of
+from pipegen.backends.http.rates import (
+    MINUTE,
+    CountedRequest,
+    RateLimits,
+    Rates,
+    left_in,
+    seconds_of,
+)
 
 MOST = 100
 asks = st.lists(
@@ -28,7 +35,7 @@ takes.
 def test_no_minute_has_more_than_it_may_and_none_waits_for_nothing(
     asked: list[tuple[float, int, float]], requests: int | None, tokens: int | None
 ) -> None:
-    rates, limits, now = Rates(), Limits(requests, tokens), 0.0
+    rates, limits, now = Rates(), RateLimits(requests, tokens), 0.0
     sent = list[tuple[float, int]]()
 
     def fits(more: int) -> bool:
@@ -39,7 +46,7 @@ def test_no_minute_has_more_than_it_may_and_none_waits_for_nothing(
 
     for pause, estimated, share in asked:
         now += pause
-        turn = Turn(estimated)
+        turn = CountedRequest(estimated)
         wait = rates.enter(turn, now, limits)
         assert (wait is None) == fits(estimated)
         if wait is not None:
@@ -70,10 +77,10 @@ def test_gates_of_one_server_share_the_minute_and_each_keeps_its_order(
 
     async def work(loop: Clock) -> None:
         rates = Rates()
-        gates = [Gate(64, 0.0, rates, Limits(requests, tokens)) for _ in range(2)]
+        gates = [Gate(64, 0.0, rates, RateLimits(requests, tokens)) for _ in range(2)]
 
         async def row(number: int, gate: int, size: int) -> None:
-            await gates[gate].enter(Turn(size))
+            await gates[gate].enter(CountedRequest(size))
             sent.append((loop.time(), size, gate, number))
 
         tasks = [
@@ -110,26 +117,26 @@ def test_what_a_server_says_is_left_is_all_that_is_sent_until_its_reset(
     left: int, reset: float, ahead: int, meanwhile: int
 ) -> None:
     """What was sent after the request that says so is not in its number."""
-    rates, limits = Rates(), Limits(requests=1000)
+    rates, limits = Rates(), RateLimits(requests=1000)
     rates.limited = True
     for _ in range(ahead):
-        rates.enter(Turn(1), 0.0, limits)
-    says = Turn(1)
+        rates.enter(CountedRequest(1), 0.0, limits)
+    says = CountedRequest(1)
     rates.enter(says, 0.0, limits)
     for _ in range(meanwhile):
-        rates.enter(Turn(1), 0.0, limits)
+        rates.enter(CountedRequest(1), 0.0, limits)
     headers = {
         "X-RateLimit-Remaining-Requests": str(left),
         "x-ratelimit-reset-requests": f"{reset}s",
     }
     rates.note(headers, says, 0.0, 0.0)
     more = 0
-    while (wait := rates.enter(Turn(1), 0.0, limits)) is None:
+    while (wait := rates.enter(CountedRequest(1), 0.0, limits)) is None:
         more += 1
     assert more == max(0, left - meanwhile)
     assert wait.of_server
     assert wait.seconds == pytest.approx(reset)
-    assert rates.enter(Turn(1), reset + 1e-6, limits) is None
+    assert rates.enter(CountedRequest(1), reset + 1e-6, limits) is None
 
 
 @given(st.integers(0, 10**7))

@@ -25,7 +25,8 @@ from pipegen.backends.checkpoint.tokenizers import HFTokenizer
 from pipegen.core.slots import is_ok
 from pipegen.drivers.scoring import rolling
 from pipegen.engines.model import token_model
-from pipegen.records.options import GenerationOptions, resolve
+from pipegen.records.option_records import GenerationOptions
+from pipegen.records.options import resolve
 from pipegen.records.requests import ScoringRequest
 from pipegen.records.results import ResolvedRequest
 from pipegen.stages.joining import join_row

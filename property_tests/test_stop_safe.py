@@ -20,7 +20,9 @@ from pipegen.backends.checkpoint.tokenizers import HFTokenizer
 from pipegen.ending.stop_safe import StopSafeTokens
 from pipegen.ending.stop_scan import cut
 from pipegen.ending.stop_state import TokenFold, feed_each
-from pipegen.records.options import DecodeOptions, GenerationOptions, StopOptions, resolve
+from pipegen.records.option_groups import DecodeOptions, StopOptions
+from pipegen.records.option_records import GenerationOptions
+from pipegen.records.options import resolve
 from pipegen.records.requests import TextGenerationRequest
 from pipegen.records.results import Encoded, Prompt, Raw
 from pipegen.stages.ending import decode_row, end_row

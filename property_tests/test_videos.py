@@ -8,7 +8,7 @@ from hypothesis import given, strategies as st
 
 from pipegen.media.frames import VideoSpec, choose_frames, frame_spec, most_frames
 from pipegen.media.sizes import ImageSpec, fit
-from pipegen.records.options import VlmPreprocessOptions
+from pipegen.records.option_groups import VlmPreprocessOptions
 
 TIMES = st.lists(st.integers(1, 5000), min_size=0, max_size=60).map(
     lambda gaps: [sum(gaps[:end]) / 1000 for end in range(len(gaps) + 1)]

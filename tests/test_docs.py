@@ -27,11 +27,12 @@ from support import readme
 import pipegen
 from pipegen.cli import main
 from pipegen.core.errors import GenerationError
+from pipegen.core.names import InvalidField
 from pipegen.drivers.drive_parts import ReadInput, WholeBatch
 from pipegen.engines.settings import ChatServerSettings, FallbackSettings, fields_of
 from pipegen.records import results, scores
 from pipegen.records.engine_list import BACKENDS
-from pipegen.records.fields import InvalidField, help_of
+from pipegen.records.fields import help_of
 from pipegen.records.option_table import SERVER_NAMES
 from pipegen.records.options import option_names
 

@@ -5,10 +5,10 @@ An answer is judged by what is known of it: what it does not say is not judged.
 
 >>> from pipegen.records.options import resolve
 >>> asked = resolve(GenerationOptions(max_new_tokens=8, structured={"choice": ("yes", "no")}))
->>> check_answer(Answer(text="Perhaps", finish="stop", token_count=9), asked)
+>>> check_answer(UntrimmedAnswer(text="Perhaps", finish="stop", token_count=9), asked)
 (Finding(kind='length', words='9 tokens came, and at most 8 were asked', hint=''), Finding(kind='form', words="'Perhaps' is none of the 2 choices", hint=''))
 >>> check_answer(
-...     Answer(text="ye", finish="length", token_count=8), asked
+...     UntrimmedAnswer(text="ye", finish="length", token_count=8), asked
 ... )  # cut by the length, it need not be complete
 ()
 """
@@ -26,7 +26,8 @@ from pipegen.answer.regex_check import matches
 from pipegen.core.errors import MalformedResponse
 from pipegen.ending.stop_scan import cut
 from pipegen.records.answer_parts import common_prefix
-from pipegen.records.options import GenerationOptions, StructuredOptions
+from pipegen.records.option_groups import StructuredOptions
+from pipegen.records.option_records import GenerationOptions
 from pipegen.records.results import Finish
 
 FindingKind = Literal["form", "length", "finish", "text", "prompt", "count", "stop", "tokens"]
@@ -61,7 +62,7 @@ class Finding(NamedTuple):
     """What to do, where that is more than `HINTS` says."""
 
 
-class Answer(NamedTuple):
+class UntrimmedAnswer(NamedTuple):
     """One answer as it came, before white space is stripped and plugins trim it. None stands for
     what is not known.
     """
@@ -113,7 +114,7 @@ WORDS: Mapping[Finish, str] = {
 """How a result ended, in the words of servers."""
 
 
-def check_answer(answer: Answer, options: GenerationOptions) -> tuple[Finding, ...]:
+def check_answer(answer: UntrimmedAnswer, options: GenerationOptions) -> tuple[Finding, ...]:
     """What in this answer does not obey its request, asked with these resolved options; empty where
     nothing is known to.
     """
@@ -121,7 +122,9 @@ def check_answer(answer: Answer, options: GenerationOptions) -> tuple[Finding, .
     return tuple([finding for look in looks if (finding := look(answer, options)) is not None])
 
 
-def disobeyed(answer: Answer, options: GenerationOptions, server: str) -> MalformedResponse | None:
+def disobeyed(
+    answer: UntrimmedAnswer, options: GenerationOptions, server: str
+) -> MalformedResponse | None:
     """The error of a row whose answer does not obey its request; None where it does."""
     findings = check_answer(answer, options)
     if not findings:
@@ -133,7 +136,7 @@ def disobeyed(answer: Answer, options: GenerationOptions, server: str) -> Malfor
     )
 
 
-def _count(answer: Answer, options: GenerationOptions) -> Finding | None:
+def _count(answer: UntrimmedAnswer, options: GenerationOptions) -> Finding | None:
     samples = options.samples or 1
     if answer.choices is None or answer.choices == samples:
         return None
@@ -143,7 +146,7 @@ def _count(answer: Answer, options: GenerationOptions) -> Finding | None:
     )
 
 
-def _prompt(answer: Answer, options: GenerationOptions) -> Finding | None:
+def _prompt(answer: UntrimmedAnswer, options: GenerationOptions) -> Finding | None:
     sent, ran, count = answer.prompt, answer.prompt_ran, answer.prompt_count
     if sent is None:
         return None
@@ -163,7 +166,7 @@ def _prompt(answer: Answer, options: GenerationOptions) -> Finding | None:
     return None
 
 
-def _length(answer: Answer, options: GenerationOptions) -> Finding | None:
+def _length(answer: UntrimmedAnswer, options: GenerationOptions) -> Finding | None:
     count = answer.token_count if answer.token_ids is None else len(answer.token_ids)
     least, most = options.min_new_tokens or 0, options.max_new_tokens
     if count is None:
@@ -190,13 +193,13 @@ def _length(answer: Answer, options: GenerationOptions) -> Finding | None:
     return None
 
 
-def _ended(answer: Answer, options: GenerationOptions) -> bool:
+def _ended(answer: UntrimmedAnswer, options: GenerationOptions) -> bool:
     """Whether the last id is one that ends the answer."""
     ids, ends = answer.token_ids or (), answer.ending_ids or ()
     return bool(ids) and ids[-1] in ends and len(ids) > (options.min_new_tokens or 0)
 
 
-def _finish(answer: Answer, options: GenerationOptions) -> Finding | None:
+def _finish(answer: UntrimmedAnswer, options: GenerationOptions) -> Finding | None:
     ids, most = answer.token_ids, options.max_new_tokens
     if not ids or answer.ending_ids is None:
         return None
@@ -219,7 +222,7 @@ def _finish(answer: Answer, options: GenerationOptions) -> Finding | None:
     return None
 
 
-def _tokens(answer: Answer, options: GenerationOptions) -> Finding | None:
+def _tokens(answer: UntrimmedAnswer, options: GenerationOptions) -> Finding | None:
     ids = answer.token_ids or ()
     index = barred_in(ids, answer.barred) if answer.barred else None
     if index is None:
@@ -231,7 +234,7 @@ _OF_TOKENS = _count, _prompt, _length, _finish, _tokens
 """What is looked at where only ids came."""
 
 
-def _text(answer: Answer, options: GenerationOptions) -> Finding | None:
+def _text(answer: UntrimmedAnswer, options: GenerationOptions) -> Finding | None:
     text, spelled = answer.text, answer.spelled
     if text is None or spelled is None:
         return None
@@ -245,7 +248,7 @@ def _text(answer: Answer, options: GenerationOptions) -> Finding | None:
     return Finding("text", f"the text {text!r:.80} is not that of its ids, {spelled!r:.80}")
 
 
-def _stop(answer: Answer, options: GenerationOptions) -> Finding | None:
+def _stop(answer: UntrimmedAnswer, options: GenerationOptions) -> Finding | None:
     stops: Sequence[str] = (options.stop.stop or ()) if options.stop is not None else ()
     if not stops or answer.text is None or options.min_new_tokens:
         return None
@@ -253,7 +256,7 @@ def _stop(answer: Answer, options: GenerationOptions) -> Finding | None:
     return None if left is None else Finding("stop", f"the text holds the stop string {left!r}")
 
 
-def _form(answer: Answer, options: GenerationOptions) -> Finding | None:
+def _form(answer: UntrimmedAnswer, options: GenerationOptions) -> Finding | None:
     if options.structured is None or answer.text is None or answer.called:
         return None
     stripped = options.decode is not None and bool(options.decode.strip_whitespace)

@@ -26,7 +26,8 @@ from pipegen.engines.tokenizer import Renderer, Tokenizer
 from pipegen.records import strict_json
 from pipegen.records.call_form import ArgumentsForm, CallForm
 from pipegen.records.frozen import thaw
-from pipegen.records.options import ChatTemplateOptions, GenerationOptions, StructuredOptions
+from pipegen.records.option_groups import ChatTemplateOptions, StructuredOptions
+from pipegen.records.option_records import GenerationOptions
 from pipegen.records.requests import GenerationRequest
 from pipegen.template.call_syntax import (
     ARGUMENTS,

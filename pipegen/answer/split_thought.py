@@ -9,8 +9,9 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from pipegen.core.errors import UnsupportedOption
-from pipegen.records.fields import InvalidField, names_of
-from pipegen.records.options import GenerationOptions
+from pipegen.core.names import InvalidField
+from pipegen.records.fields import names_of
+from pipegen.records.option_records import GenerationOptions
 from pipegen.records.results import Finish
 
 

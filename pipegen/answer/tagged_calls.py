@@ -79,7 +79,7 @@ def tagged_form(schema: str, tags: Tags, closes: tuple[int, ...], ends: str) -> 
     try:
         if re.search(r'"\$ref": ?"(?!#/(\$defs|definitions)/)', schema):
             raise _UnwrittenError("its schema has a reference that leads out of $defs")
-        return Success(_Form(json.loads(schema), tags).arguments(closes, ends))
+        return Success(_ToolForm(json.loads(schema), tags).arguments(closes, ends))
     except _UnwrittenError as refusal:
         return Failure(TemplateFailed(str(refusal)))
 
@@ -88,7 +88,7 @@ class _UnwrittenError(ValueError):
     """Something in a schema that is not written as tagged values."""
 
 
-class _Form:
+class _ToolForm:
     """The form of one tool's arguments."""
 
     def __init__(self, schema: Any, tags: Tags) -> None:

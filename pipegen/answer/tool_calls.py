@@ -7,7 +7,7 @@ A reading counts only if the template, given the calls, writes the very text of 
 not compared, where the model writes others. Tagged values are compared as texts. Otherwise the text
 stays text, and `unread` says why.
 
->>> from pipegen.records.options import ChatTemplateOptions
+>>> from pipegen.records.option_groups import ChatTemplateOptions
 >>> from pipegen.template.call_syntax import writer_of
 >>> from pipegen.testing.fake import ToyRenderer
 >>> read_calls("It is sunny.", "", (), writer_of(ToyRenderer(), ChatTemplateOptions()))
@@ -63,7 +63,7 @@ class ToolCalls(NamedTuple):
     """Why the answer's calls could not be read."""
 
 
-class _Answer(NamedTuple):
+class _AnswerInTemplate(NamedTuple):
     """An answer, and what the template writes around it."""
 
     text: str
@@ -208,7 +208,7 @@ def read_calls(
     whose text `ending` is. `cut` says what cut the answer, if anything did.
     """
     prompt, plain = writer.prompt(tools), writer.answer(assistant(WORDS), tools) or ""
-    text = _Answer(answer, ending, tools, (prompt, plain.rpartition(WORDS)[0]))
+    text = _AnswerInTemplate(answer, ending, tools, (prompt, plain.rpartition(WORDS)[0]))
     own = _by_checkpoint(text, writer.template.renderer)
     forms = writers_of(writer)
     found = [_read_by(form, text, own) for form in forms]
@@ -230,7 +230,7 @@ def _otherwise(form: str, reason: str) -> ToolCalls:
     return ToolCalls(unread=f"{OTHERWISE}: {form}" if form else reason)
 
 
-def _read_by(writer: Writer, answer: _Answer, own: _Candidate | None) -> ToolCalls:
+def _read_by(writer: Writer, answer: _AnswerInTemplate, own: _Candidate | None) -> ToolCalls:
     """What is read where ids are as this writer writes them; `own` is what the checkpoint's own
     reader found.
     """
@@ -257,7 +257,7 @@ def _read_by(writer: Writer, answer: _Answer, own: _Candidate | None) -> ToolCal
     return _otherwise("" if "</" in repr(tried) else _form(tried, writer, answer), OTHERWISE)
 
 
-def _meant(answer: _Answer, writer: Writer) -> str:
+def _meant(answer: _AnswerInTemplate, writer: Writer) -> str:
     """How the template writes the call that an answer has in another form; empty where the answer
     has no JSON of a call.
     """
@@ -281,7 +281,7 @@ def _call_in(value: Any, call_id: str) -> JsonObject | None:
     return call(function["name"], dict(arguments), str(value.get("id") or call_id))
 
 
-def _form(calls: Sequence[JsonObject], writer: Writer, answer: _Answer) -> str:
+def _form(calls: Sequence[JsonObject], writer: Writer, answer: _AnswerInTemplate) -> str:
     """How the template writes these calls; empty where it does not."""
     text = writer.answer(assistant("", *calls), answer.tools) or ""
     end = syntax_of(writer).map(lambda syntax: syntax.end).value_or("")
@@ -309,7 +309,7 @@ class _Candidate(NamedTuple):
         return rendered
 
 
-def _candidates(answer: _Answer, syntax: Syntax) -> Iterator[_Candidate]:
+def _candidates(answer: _AnswerInTemplate, syntax: Syntax) -> Iterator[_Candidate]:
     start = answer.text.find(syntax.open)
     reads = _sequence(answer.text, start + len(syntax.open), syntax, answer.ending)
     if not reads:
@@ -358,7 +358,7 @@ def _messages(candidate: _Candidate, around: ThoughtIn | None) -> Iterator[JsonO
         yield {**assistant(thought.answer, *calls), "reasoning_content": thought.reasoning}
 
 
-def _is_written(rendered: str, answer: _Answer, end: str | None) -> bool:
+def _is_written(rendered: str, answer: _AnswerInTemplate, end: str | None) -> bool:
     """Whether the conversation, as the template writes it, ends with the very text of the answer
     and what the template writes behind an answer. Before it is one of the turns that open one; the
     first, the prompt, may end in more white space, where the answer begins with none.
@@ -376,7 +376,7 @@ def _is_written(rendered: str, answer: _Answer, end: str | None) -> bool:
     )
 
 
-def _by_checkpoint(answer: _Answer, renderer: Renderer) -> _Candidate | None:
+def _by_checkpoint(answer: _AnswerInTemplate, renderer: Renderer) -> _Candidate | None:
     """What the checkpoint's own reader finds; None where it has none, or fails."""
     read = getattr(renderer, "read_response", None)
     if read is None:

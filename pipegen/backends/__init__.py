@@ -31,6 +31,7 @@ import pipegen.backends.vllm  # noqa: F401 - as above
 from pipegen.core import errors
 from pipegen.core.distribution import MissingExtra, need
 from pipegen.core.fallback import fallback, warn_of
+from pipegen.core.names import InvalidField, nearest
 from pipegen.core.pipe import Pipe
 from pipegen.core.slots import Batch
 from pipegen.drivers.arguments import Options
@@ -47,7 +48,7 @@ from pipegen.engines.settings import (
     settings_of,
 )
 from pipegen.records.engine_list import BACKENDS
-from pipegen.records.fields import InvalidField, help_of, nearest
+from pipegen.records.fields import help_of
 from pipegen.records.frozen import printed
 from pipegen.records.parse_request import Request
 from pipegen.records.requests import GenerationRequest, ImagePolicy, RequestPolicy

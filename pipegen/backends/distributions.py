@@ -10,8 +10,9 @@ from __future__ import annotations
 
 from pipegen.core.errors import UnsupportedOption
 from pipegen.records.engine_list import shown
+from pipegen.records.option_records import GenerationOptions
 from pipegen.records.option_row import LogprobsOf
-from pipegen.records.options import GenerationOptions, in_effect
+from pipegen.records.options import in_effect
 
 
 def shifts(options: GenerationOptions, *, filters: bool = True) -> tuple[str, ...]:

@@ -40,7 +40,7 @@ from pipegen.ending.stop_state import ending_ids
 from pipegen.engines.tokenizer import Tokenizer
 from pipegen.records.engine_list import shown
 from pipegen.records.option_groups import StructuredOptions
-from pipegen.records.options import GenerationOptions
+from pipegen.records.option_records import GenerationOptions
 
 
 @functools.lru_cache(maxsize=1024)

@@ -15,7 +15,7 @@ from pipegen.records.scores import ScoreInput
 R = TypeVar("R")
 
 
-class _Source(Generic[R]):
+class _RowsOfSource(Generic[R]):
     """Rows that are read together: those with equal prompts and images, which one prefill
     serves.
     """
@@ -29,7 +29,7 @@ class _Source(Generic[R]):
 _key = attrgetter("key")
 
 
-class Waiting(Generic[R]):
+class RequestQueue(Generic[R]):
     """Waiting rows, ordered by `key`, smallest first, and those with equal `source` together.
 
     Where rows go on coming, they are put in order in rounds. Those that come wait until fewer than
@@ -48,10 +48,10 @@ class Waiting(Generic[R]):
     ) -> None:
         self._size, self._overdue, self._key_of, self._source_of = size, overdue, key, source
         self._added, self._apart = 0, False
-        self._new: list[_Source[R]] = []
-        self._sorted: list[_Source[R]] = []
-        self._named: dict[Hashable, _Source[R]] = {}
-        self._arrivals: deque[_Source[R]] = deque()
+        self._new: list[_RowsOfSource[R]] = []
+        self._sorted: list[_RowsOfSource[R]] = []
+        self._named: dict[Hashable, _RowsOfSource[R]] = {}
+        self._arrivals: deque[_RowsOfSource[R]] = deque()
 
     def __bool__(self) -> bool:
         return bool(self._sorted or self._new)
@@ -70,7 +70,7 @@ class Waiting(Generic[R]):
             if held is not None:
                 held.rows.append(row)
             else:
-                self._named[name] = made = _Source(name, row, self._key_of(row))
+                self._named[name] = made = _RowsOfSource(name, row, self._key_of(row))
                 self._new.append(made)
 
     def next(self, count: int) -> list[tuple[R, ...]]:
@@ -101,12 +101,12 @@ class Waiting(Generic[R]):
         for held in (self._sorted, self._new, self._named, self._arrivals):
             held.clear()
 
-    def _let_go(self, source: _Source[R]) -> None:
+    def _let_go(self, source: _RowsOfSource[R]) -> None:
         source.waits = False
         if self._named.get(source.name) is source:
             del self._named[source.name]
 
-    def _next(self, count: int) -> list[_Source[R]]:
+    def _next(self, count: int) -> list[_RowsOfSource[R]]:
         if self._new and len(self._sorted) < self._size:
             self.put_in_order()
         start = self._start

@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 __all__ = ["main"]
 
 
-class _Line(logging.Formatter):
+class _LineFormatter(logging.Formatter):
     """A log record in one line, without its traceback."""
 
     def format(self, record: logging.LogRecord) -> str:
@@ -31,7 +31,7 @@ def log_in_lines(*, incidents: bool = True) -> None:
     log = logging.getLogger("pipegen")
     if not log.hasHandlers():
         handler = logging.StreamHandler()
-        handler.setFormatter(_Line())
+        handler.setFormatter(_LineFormatter())
         handler.addFilter(lambda record: incidents or not record.exc_info)
         log.addHandler(handler)
 

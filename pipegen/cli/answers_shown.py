@@ -59,7 +59,7 @@ _LEAST = 0.05
 
 
 @dataclass
-class Answer:
+class StreamedAnswer:
     """One answer while it is generated. Times are monotonic, in seconds."""
 
     speaker: Speaker
@@ -149,15 +149,15 @@ class Answer:
 async def ask(
     speakers: Sequence[Speaker],
     prompt: str,
-    began: Callable[[list[Answer]], None],
-    changed: Callable[[Answer], None],
-) -> list[Answer]:
+    began: Callable[[list[StreamedAnswer]], None],
+    changed: Callable[[StreamedAnswer], None],
+) -> list[StreamedAnswer]:
     """Ask all of them at the same time; those that answered go on from there.
 
     began: called with the unfinished answers before the first piece.
     changed: called with each answer that has a new piece or is finished.
     """
-    answers = [Answer(speaker) for speaker in speakers]
+    answers = [StreamedAnswer(speaker) for speaker in speakers]
     began(answers)
     async with asyncio.TaskGroup() as group:
         for answer in answers:
@@ -175,7 +175,9 @@ async def ask(
     return answers
 
 
-async def _follow(answer: Answer, prompt: str, changed: Callable[[Answer], None]) -> None:
+async def _follow(
+    answer: StreamedAnswer, prompt: str, changed: Callable[[StreamedAnswer], None]
+) -> None:
     speaker = answer.speaker
     for request in speaker.requests(prompt):
         async for event in astream(speaker.route, [request], speaker.agent.backend.options):
@@ -188,7 +190,7 @@ async def _follow(answer: Answer, prompt: str, changed: Callable[[Answer], None]
             break
 
 
-def as_line(answer: Answer, *, brief: bool = True) -> str:
+def as_line(answer: StreamedAnswer, *, brief: bool = True) -> str:
     """The answer as one line of JSON: `agent`, `model`, the output line of `pipegen generate`, and
     the times.
     """

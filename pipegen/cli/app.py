@@ -86,7 +86,7 @@ Examples:
 """
 
 
-class _Generate(InSections):
+class _GenerateCommand(InSections):
     """`pipegen generate`, with the flags that people use."""
 
     usual = frozenset(
@@ -120,7 +120,7 @@ def _root(
 
 
 @app.command(
-    cls=_Generate,
+    cls=_GenerateCommand,
     help=GENERATE,
     short_help="Answer every request of a file or folder.",
     epilog=EXAMPLES,

@@ -34,7 +34,7 @@ Examples:
 """
 
 
-class _Estimate(InSections):
+class _EstimateCommand(InSections):
     """`pipegen estimate`, with its own flags."""
 
     usual = frozenset({"source", "model", "price", "speed", "as_json", "help", "help_all"})
@@ -323,7 +323,7 @@ def verify(flags: VerifyFlags) -> None:
 def add_commands(app: typer.Typer) -> None:
     """Add these commands to the program."""
     app.command(
-        cls=_Estimate,
+        cls=_EstimateCommand,
         help=ESTIMATE,
         short_help="Count what a run would take, before it.",
         epilog=ESTIMATE_EXAMPLES,

@@ -15,19 +15,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from pipegen.backends.servers.dry import wire_requests
-from pipegen.cli.answers_shown import Answer, Speaker, as_line, ask
+from pipegen.cli.answers_shown import Speaker, StreamedAnswer, as_line, ask
 from pipegen.cli.flags import flag_of
 from pipegen.cli.outputs import say
 from pipegen.cli.usage import refuse
 from pipegen.config import Agent, BackendConfig, ChatConfig, Place, chat_from, read_chat
 from pipegen.core.errors import CallFailed
 from pipegen.core.functional import without_none
+from pipegen.core.names import InvalidField
 from pipegen.core.pipe import Pipe
 from pipegen.core.slots import is_ok
 from pipegen.records import strict_json
 from pipegen.records.codec import error_to_plain
 from pipegen.records.engine_list import shown
-from pipegen.records.fields import InvalidField
 from pipegen.records.options import flat_values
 from pipegen.report.gallery import printable
 
@@ -45,7 +45,7 @@ rows.
 """
 
 
-def under(answer: Answer) -> str:
+def under(answer: StreamedAnswer) -> str:
     """The line below an answer: its tokens, its speed, how it ended, and the engine; of a fallback,
     what went wrong before it.
     """
@@ -88,7 +88,7 @@ def name_of(agent: Agent) -> str:
     )
 
 
-def plain(answer: Answer) -> str:
+def plain(answer: StreamedAnswer) -> str:
     """The answer as plain text, for files and pipes, with the reasoning first."""
     agent = answer.speaker.agent
     head = f"{name_of(agent)} ({agent.backend.model})"
@@ -105,7 +105,7 @@ def plain(answer: Answer) -> str:
     return printable(f"{head}\n{thought}{answer_text}\n[{under(answer)}]\n")
 
 
-def screen(answers: Sequence[Answer], console: Console, *, whole: bool) -> RenderableType:
+def screen(answers: Sequence[StreamedAnswer], console: Console, *, whole: bool) -> RenderableType:
     """The answers in columns. Unless `whole`, only the last lines that fit the terminal."""
     from rich.table import Table
 
@@ -130,7 +130,7 @@ def screen(answers: Sequence[Answer], console: Console, *, whole: bool) -> Rende
     return table
 
 
-def _panel(answer: Answer, body: list[Text], tallest: int) -> Panel:
+def _panel(answer: StreamedAnswer, body: list[Text], tallest: int) -> Panel:
     from rich.panel import Panel
     from rich.text import Text
 
@@ -151,7 +151,7 @@ def _panel(answer: Answer, body: list[Text], tallest: int) -> Panel:
     )
 
 
-def _text(answer: Answer) -> Text:
+def _text(answer: StreamedAnswer) -> Text:
     from rich.text import Text
 
     error = answer.error
@@ -225,7 +225,7 @@ def run_chat(
             )
         ]
         with asyncio.Runner() as runner:
-            turn = _Turn(chat, speakers, runner, as_json=as_json)
+            turn = _ChatTurn(chat, speakers, runner, as_json=as_json)
             if prompt is None:
                 return _session(turn)
             try:
@@ -287,7 +287,7 @@ def _dry_line(agent: Agent, route: Route, prompt: str) -> tuple[str, bool]:
     )
 
 
-class _Turn:
+class _ChatTurn:
     """One prompt to all models, shown as the file and the flags say."""
 
     def __init__(
@@ -305,7 +305,7 @@ class _Turn:
         """Ask, show and log; whether all answered. After an interrupt the answers so far are
         shown.
         """
-        answers: list[Answer] = []
+        answers: list[StreamedAnswer] = []
         try:
             with _live(self.console, answers, shown=self.lively):
                 self.runner.run(ask(self.speakers, prompt, answers.extend, lambda answer: None))
@@ -313,7 +313,7 @@ class _Turn:
             self._show(prompt, answers)
         return all(answer.answered for answer in answers)
 
-    def _show(self, prompt: str, answers: list[Answer]) -> None:
+    def _show(self, prompt: str, answers: list[StreamedAnswer]) -> None:
         finished = [answer for answer in answers if answer.slot is not None]
         if self.lively and answers:
             self.console.print(screen(answers, self.console, whole=True))
@@ -324,7 +324,7 @@ class _Turn:
 
 
 @contextlib.contextmanager
-def _live(console: Console, answers: list[Answer], *, shown: bool) -> Iterator[None]:
+def _live(console: Console, answers: list[StreamedAnswer], *, shown: bool) -> Iterator[None]:
     """Draw the answers several times a second while they are generated. The caller draws the final
     ones.
     """
@@ -342,7 +342,7 @@ def _live(console: Console, answers: list[Answer], *, shown: bool) -> Iterator[N
         yield
 
 
-def _session(turn: _Turn) -> int:
+def _session(turn: _ChatTurn) -> int:
     """Prompts from the terminal or stdin until they end; each model keeps its conversation."""
     with contextlib.suppress(ImportError):  # line editing, if available
         import readline  # noqa: F401
@@ -370,7 +370,7 @@ def _session(turn: _Turn) -> int:
                 say("interrupted; this prompt is forgotten")
 
 
-def _log(prompt: str, answers: list[Answer]) -> None:
+def _log(prompt: str, answers: list[StreamedAnswer]) -> None:
     """Append the turn: a line for the prompt, and one for each answer. Only the owner can read the
     folder and the file.
     """

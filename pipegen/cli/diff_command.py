@@ -6,10 +6,10 @@ from pathlib import Path
 
 from pipegen.cli.outputs import say
 from pipegen.cli.usage import reading, refuse
+from pipegen.core.names import nearest
 from pipegen.core.slots import Slot
 from pipegen.io.results_in import slots_in
 from pipegen.records import strict_json
-from pipegen.records.fields import nearest
 from pipegen.records.results import GenerationResult
 from pipegen.report.diff import STAGES, Occurrences, compare, summary
 from pipegen.report.gallery import printable

@@ -21,14 +21,14 @@ from typing import Any
 from pipegen.cli.outputs import ErrorCounts, Rows, lines_of
 from pipegen.cli.plugins import attached
 from pipegen.cli.progress_line import shown_time
-from pipegen.cli.sources import Asked, open_source
+from pipegen.cli.sources import RunSettings, open_source
 from pipegen.cli.usage import open_route, refuse
 from pipegen.core.errors import PromptTooLong
 from pipegen.core.pipe import Pipe, identity
 from pipegen.core.slots import Batch, Slot, is_ok
 from pipegen.drivers.route import Route
 from pipegen.io.forms import TableError
-from pipegen.jobs.row_keys import Counts
+from pipegen.jobs.row_keys import NumberCounts
 from pipegen.records import strict_json
 from pipegen.records.answer_parts import common_prefix
 from pipegen.records.engine_list import shown
@@ -76,7 +76,7 @@ class Estimate(ErrorCounts):
     """Requests whose prompts, or answers, the model has no room for, with the tokens of their
     prompts, where these were counted.
     """
-    _blocks: Counts = field(default_factory=Counts, repr=False)
+    _blocks: NumberCounts = field(default_factory=NumberCounts, repr=False)
 
     def add(self, name: str, slot: Slot[Encoded], samples: int = 1, turns: int = 0) -> None:
         """Count a request, so many samples of its answer, and so many turns after it."""
@@ -177,7 +177,7 @@ def price_of(text: str | None) -> tuple[float, float] | None:
 
 def run_estimate(
     source: str | None,
-    asked: Asked,
+    asked: RunSettings,
     price: tuple[float, float] | None,
     speed: float | None,
     *,

@@ -16,12 +16,15 @@ from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 import typer
 from typer.core import TyperCommand
 
+from pipegen.core.names import InvalidField
 from pipegen.engines.settings import BESIDE, SETTINGS, fields_of
 from pipegen.records import strict_json
 from pipegen.records.engine_list import BACKENDS
-from pipegen.records.fields import InvalidField, help_of
+from pipegen.records.fields import help_of
+from pipegen.records.option_groups import GROUPS
+from pipegen.records.option_records import GenerationOptions
 from pipegen.records.option_table import OPTIONS
-from pipegen.records.options import GROUPS, GenerationOptions, options_from
+from pipegen.records.options import options_from
 
 _PANELS = {
     "": "Sampling and length",

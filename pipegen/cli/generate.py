@@ -40,11 +40,12 @@ from pipegen.cli.outputs import (
 from pipegen.cli.plugins import attached
 from pipegen.cli.progress_line import Meter, is_shown, progress, tells
 from pipegen.cli.run_flags import RunFlags
-from pipegen.cli.sources import Asked, is_image_folder, open_source, refuse_missing, stamp_of
+from pipegen.cli.sources import RunSettings, is_image_folder, open_source, refuse_missing, stamp_of
 from pipegen.cli.usage import import_while_waiting, open_routes, refuse
 from pipegen.core.distribution import MissingExtra
 from pipegen.core.errors import InternalError
 from pipegen.core.foreign_calls import guard
+from pipegen.core.names import InvalidField
 from pipegen.core.slots import Slot, is_ok, live
 from pipegen.drivers.mapping import imap_keyed
 from pipegen.drivers.progress import watched
@@ -57,7 +58,6 @@ from pipegen.jobs.journal import SETTINGS
 from pipegen.jobs.new_file import JournalError, Replaced, new_file, remove_stale
 from pipegen.jobs.row_keys import Keys
 from pipegen.jobs.runner import Job, start_job
-from pipegen.records.fields import InvalidField
 from pipegen.records.results import GenerationResult
 
 BUG = 3
@@ -73,7 +73,7 @@ INTERRUPTED, BROKEN_PIPE = 130, 141
 class Files(RunFlags):
     """What is read and written, and how: the flags, and what they set."""
 
-    asked: Asked
+    asked: RunSettings
     part: tuple[int, int] | None = None
     """The shard: which part of the requests is asked, and of how many parts. 1 of 4 is the
     first.
@@ -129,7 +129,7 @@ def run_generate(files: Files) -> int:
     return write_summary(files.summary, meter.plain(), code)
 
 
-class _Ending:
+class _Interrupts:
     """What Ctrl-C and SIGTERM do. The first stops a job that runs: its rows in flight have some
     time to end. The second, and any without a job, ends it all.
     """
@@ -157,9 +157,9 @@ class _Ending:
 
 
 @contextlib.contextmanager
-def _terminable(files: Files) -> Iterator[_Ending]:
+def _terminable(files: Files) -> Iterator[_Interrupts]:
     """Let SIGTERM end the run as Ctrl-C does. A signal that is ignored stays so."""
-    ending, handlers = _Ending(files), dict[int, Any]()
+    ending, handlers = _Interrupts(files), dict[int, Any]()
     if threading.current_thread() is threading.main_thread():
         for number in (signal.SIGINT, signal.SIGTERM):
             if signal.getsignal(number) is not signal.SIG_IGN:
@@ -171,7 +171,7 @@ def _terminable(files: Files) -> Iterator[_Ending]:
             signal.signal(signal_number, handler)
 
 
-def _generate(files: Files, meter: Meter, ending: _Ending) -> int:
+def _generate(files: Files, meter: Meter, ending: _Interrupts) -> int:
     tally, request_settings = meter.tally, files.asked
     with contextlib.ExitStack() as stack:
         question = request_settings.question._replace(
@@ -335,7 +335,7 @@ def _job_slots(
     items: Iterator[tuple[Origin, Any]],
     files: Files,
     settings: dict[str, Any],
-    ending: _Ending,
+    ending: _Interrupts,
     tally: Tally,
     there: Sequence[tuple[Origin, Any]] = (),
 ) -> Generator[tuple[Origin, Answered, bool], None, None]:

@@ -20,9 +20,9 @@ from pipegen.core.slots import Slot
 from pipegen.io.arrow_values import python_rows
 from pipegen.io.jsonl import Line, LineId, lines_of, request_from_row, values_of_line
 from pipegen.io.openai_batch import CHAT, endpoint_of, is_batch, request_from_batch
-from pipegen.io.tables import Block, Columns, Row, Table
+from pipegen.io.tables import Block, Columns, Table, TableRow
 from pipegen.io.text_tables import csv_cells, csv_values
-from pipegen.jobs.job_rows import Unread
+from pipegen.jobs.job_rows import UnreadRequest
 from pipegen.media.folder import images_in
 from pipegen.records.frozen import plain_id
 from pipegen.records.messages import ImagePart, ImageSource, Message, TextPart
@@ -42,7 +42,7 @@ class Origin:
         read: int,
         sidecar: Path | None = None,
         batch: str | None = None,
-        row: Row = Row(),  # noqa: B008 - it holds nothing
+        row: TableRow = TableRow(),  # noqa: B008 - it holds nothing
     ) -> None:
         self.id = id
         self.read = read
@@ -76,7 +76,7 @@ def _guarded(make: Callable[[], Slot[Item]], where: str, unread: Origin) -> Item
     return slot.lash(lambda error: Success(Item(unread, Failure(error)))).unwrap()
 
 
-class UnreadLine(Origin, Unread):
+class UnreadLine(Origin, UnreadRequest):
     """A line that is its own request and origin, and is parsed only where that is needed.
 
     If a job has recognised its bytes, its request is read no more; its id and its values are, where
@@ -100,7 +100,7 @@ class UnreadLine(Origin, Unread):
         else:
             row_id = plain_id(self._columns.request(values).get("id"))
             self.id = str(self._line.number) if row_id is None else row_id
-            self.batch, self.row = None, Row(values)
+            self.batch, self.row = None, TableRow(values)
         return getattr(self, name)
 
     def request(self) -> Slot[GenerationRequest]:
@@ -143,9 +143,9 @@ def _item_of(line: Line, columns: Columns, values: dict[str, Any]) -> Item:
             else str(line.number)
         )
         url = endpoint_of(values) or CHAT
-        return Item(Origin(name, line.end, batch=url, row=Row(values)), slot)
+        return Item(Origin(name, line.end, batch=url, row=TableRow(values)), slot)
     return _from_values(
-        columns.request(values), line.number, line.what, Origin("", line.end, row=Row(values))
+        columns.request(values), line.number, line.what, Origin("", line.end, row=TableRow(values))
     )
 
 
@@ -154,7 +154,7 @@ def _from_values(values: Mapping[str, Any], number: int, what: str, origin: Orig
     return Item(origin, slot)
 
 
-class UnreadRow(Origin, Unread):
+class UnreadRow(Origin, UnreadRequest):
     """A row of plain values that is its own request and origin, as an `UnreadLine` is.
 
     values: those that the request is made of; or, in words, why they cannot be read.
@@ -170,7 +170,7 @@ class UnreadRow(Origin, Unread):
         number: int,
         read: int,
         values: dict[str, Any] | str,
-        of: Reading,
+        of: ReadSettings,
         block: Block | None = None,
         index: int = 0,
     ) -> None:
@@ -186,7 +186,7 @@ class UnreadRow(Origin, Unread):
             raise AttributeError(name)
         values: dict[str, Any] = {} if isinstance(self._values, str) else self._values
         if name == "row":
-            self.row = Row(values if self._block is None else None, self._block, self._index)
+            self.row = TableRow(values if self._block is None else None, self._block, self._index)
         else:
             row_id = plain_id(self._of.columns.request(values).get("id"))
             self.id = str(self._number) if row_id is None else row_id
@@ -215,7 +215,7 @@ class UnreadCells(UnreadRow):
 
     __slots__ = ("_cells",)
 
-    def __init__(self, number: int, cells: list[str], of: Reading) -> None:
+    def __init__(self, number: int, cells: list[str], of: ReadSettings) -> None:
         self.read = self._number = number
         self._of, self._block, self._index, self._cells = of, None, 0, cells
         self.data = cells
@@ -230,7 +230,7 @@ class UnreadCells(UnreadRow):
         return self._values
 
 
-class Reading(NamedTuple):
+class ReadSettings(NamedTuple):
     """How rows are read: what their requests depend on besides them."""
 
     columns: Columns
@@ -243,7 +243,7 @@ class Reading(NamedTuple):
     """Columns of images: rows that have some are read, since their keys depend on the bytes."""
 
     @classmethod
-    def of(cls, columns: Columns, system: str | None, names: Sequence[str]) -> Reading:
+    def of(cls, columns: Columns, system: str | None, names: Sequence[str]) -> ReadSettings:
         """That of rows with these columns."""
         images = {columns.column_of(field) for field in ("image", "images")}
         image_columns = tuple([name for name in names if name in images])
@@ -257,7 +257,7 @@ class Reading(NamedTuple):
 Unreads: TypeAlias = Iterator[tuple[UnreadRow, UnreadRow]]
 
 
-def table_rows(table: Table, reading: Reading) -> Unreads:
+def table_rows(table: Table, reading: ReadSettings) -> Unreads:
     """The rows of a table of Arrow's. Only the columns that fields are read from become Python
     values.
     """
@@ -271,7 +271,7 @@ def table_rows(table: Table, reading: Reading) -> Unreads:
             yield row, row
 
 
-def csv_file_rows(path: str, reading: Reading) -> Unreads:
+def csv_file_rows(path: str, reading: ReadSettings) -> Unreads:
     """The rows of a CSV or TSV file."""
     lines = csv_cells(path)
     next(lines)  # the header
@@ -282,7 +282,7 @@ def csv_file_rows(path: str, reading: Reading) -> Unreads:
 
 def text_rows(stream: BinaryIO, columns: Columns, system: str | None) -> Unreads:
     """The lines of a text file that are not blank: each is a row with a prompt alone."""
-    reading = Reading(columns, system, "line")
+    reading = ReadSettings(columns, system, "line")
     for line in lines_of(stream):
         try:
             values: Any = {"prompt": (line.data or b"").decode().rstrip("\r\n")}
@@ -308,7 +308,7 @@ def one_question(prompt: str, images: Sequence[str]) -> Iterator[Item]:
     )
     messages = {"messages": [{"role": "user", "content": content}]}
     _, slot = request_from_row(messages, 1, "request")
-    row = Row({"prompt": prompt, "images": list(images)} if images else messages)
+    row = TableRow({"prompt": prompt, "images": list(images)} if images else messages)
     yield Item(Origin("1", 1, row=row), slot)
 
 
@@ -358,7 +358,7 @@ def from_folder(folder: Path, prompt: str, sidecar: str | None, overwrite: bool)
                 image.relative_to(folder).as_posix(),
                 number,
                 beside,
-                row=Row({"image": os.path.abspath(image)}),
+                row=TableRow({"image": os.path.abspath(image)}),
             ),
             request,
         )

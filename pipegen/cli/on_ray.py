@@ -31,10 +31,19 @@ from pipegen.core.distribution import MissingExtra
 from pipegen.core.pipe import Pipe
 from pipegen.core.slots import Slot, is_ok
 from pipegen.drivers.turns import turns
-from pipegen.jobs.job_rows import Again, Row, Unread, kept_slot, missing_rows, retry_of, rows_of
-from pipegen.jobs.journal import Finished, JournalError
+from pipegen.jobs.job_rows import (
+    Again,
+    JobRow,
+    UnreadRequest,
+    kept_slot,
+    missing_rows,
+    retry_of,
+    rows_of,
+)
+from pipegen.jobs.journal import Finished
 from pipegen.jobs.kept_turns import WAITING
 from pipegen.jobs.key_map import KeyMap
+from pipegen.jobs.new_file import JournalError
 from pipegen.jobs.ray import Counts
 from pipegen.jobs.row_keys import Keys, context_of
 from pipegen.jobs.runner import Job
@@ -115,7 +124,7 @@ def ray_slots(
     files: Files,
     on: OnRay,
     route: Pipe[GenerationRequest, GenerationResult],
-    opened: Callable[[], Iterable[tuple[Origin, Slot[GenerationRequest] | Unread]]],
+    opened: Callable[[], Iterable[tuple[Origin, Slot[GenerationRequest] | UnreadRequest]]],
     meter: Meter,
     moved: Moved,
     stops: Callable[[Stops | None], object],
@@ -130,7 +139,7 @@ def ray_slots(
     opened: opens the input. It is read up to three times: for some missing rows ahead of the
         others, to hand out all that are missing, and to write all. Where the map of keys has a
         finished row, its request is not parsed.
-    reading: how rows of it that are `Unread` are read.
+    reading: how rows of it that are `UnreadRequest` are read.
     stamp: tells whether it is as it was when it was read before.
     stops: called with what a signal is to stop.
 
@@ -150,11 +159,11 @@ def ray_slots(
 
     context = context_of(run.settings, request_settings.policy, reading)
 
-    def rows(finished: Finished, key_map: KeyMap, retry: Again) -> Iterator[Row[Origin]]:
+    def rows(finished: Finished, key_map: KeyMap, retry: Again) -> Iterator[JobRow[Origin]]:
         how: dict[str, Any] = {"again": retry, "known": key_map, "as_written": True}
         return rows_of(opened(), finished, Keys(run.settings), request_settings.admission, **how)
 
-    def refused(row: Row[Origin]) -> Row[Origin]:
+    def refused(row: JobRow[Origin]) -> JobRow[Origin]:
         why = None if files.overwrite else sidecar_exists(row.name.sidecar)
         missing = row.missing
         return missing if why is None else missing._replace(key=None, request=Failure(why))
@@ -163,7 +172,7 @@ def ray_slots(
         journal, folder = run.journal, run.journal.folder
         begun(run, files)
         with KeyMap(folder, context, stamp=stamp) as job_map:
-            ahead: Iterator[Row[Origin]] = iter(())
+            ahead: Iterator[JobRow[Origin]] = iter(())
             if run.before:
                 keys, admission = Keys(run.settings), request_settings.admission
                 how: dict[str, Any] = {"again": retry_rule, "known": job_map.ahead()}
@@ -191,9 +200,9 @@ def ray_slots(
 def _answer(
     files: Files,
     on: OnRay,
-    ahead: Iterator[Row[Origin]],
-    rows: Iterator[Row[Origin]],
-    refused: Callable[[Row[Origin]], Row[Origin]],
+    ahead: Iterator[JobRow[Origin]],
+    rows: Iterator[JobRow[Origin]],
+    refused: Callable[[JobRow[Origin]], JobRow[Origin]],
     meter: Meter,
     moved: Moved,
     stops: Callable[[Stops | None], object],
@@ -208,7 +217,7 @@ def _answer(
     tally, request_settings = Tally(), files.asked
     meter.tally = tally
 
-    def counted_rows() -> Iterator[Row[Origin]]:
+    def counted_rows() -> Iterator[JobRow[Origin]]:
         early = set[str | None]()
         for row in filter(attrgetter("is_asked"), map(refused, islice(ahead, WAITING))):
             early.add(row.key)

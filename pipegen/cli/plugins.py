@@ -15,11 +15,11 @@ from typing import Any, TypeVar
 from pipegen import plugins
 from pipegen.cli.usage import refuse
 from pipegen.core.errors import BackendFailed, UnsupportedPlugin
+from pipegen.core.names import InvalidField, nearest
 from pipegen.core.pipe import Pipe
 from pipegen.drivers.route import attach
 from pipegen.plugins import Plugin
 from pipegen.records import strict_json
-from pipegen.records.fields import InvalidField, nearest
 
 P = TypeVar("P", bound=Pipe[Any, Any])
 FLAG = "--plugin"

@@ -173,7 +173,7 @@ class Meter:
 
 
 @dataclass
-class _Texts(Meter):
+class _TextMeter(Meter):
     """Shows the last text that it was given."""
 
     text: str = ""
@@ -236,7 +236,7 @@ def progress(
 @contextlib.contextmanager
 def _lines(meter: Meter | None) -> Iterator[Moved]:
     """Lines about the run, of a thread that looks whether one is due."""
-    texts, ended = _Texts(Tally()), threading.Event()
+    texts, ended = _TextMeter(Tally()), threading.Event()
 
     def moved(done: int | None, text: str | None) -> None:
         texts.text = text or texts.text

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TypeAlias, TypeVar
 
 from pipegen.cli.inputs import (
     Item,
-    Reading,
+    ReadSettings,
     UnreadLine,
     UnreadRow,
     csv_file_rows,
@@ -32,6 +32,7 @@ from pipegen.cli.inputs import (
 from pipegen.cli.plugins import plugins_of
 from pipegen.cli.run_flags import AskedFlags, InputFlags
 from pipegen.cli.usage import Load, images_of, policy_of, reading, refuse, run_options
+from pipegen.core.names import nearest
 from pipegen.drivers.arguments import Admission
 from pipegen.io.forms import TableError, form_of, open_bytes, refuse_address
 from pipegen.io.jsonl import lines_of
@@ -48,8 +49,7 @@ from pipegen.io.text_tables import (
 from pipegen.jobs.key_map import rows_in
 from pipegen.media.folder import SUFFIXES, images_in
 from pipegen.plugins import Plugin
-from pipegen.records.fields import nearest
-from pipegen.records.options import GenerationOptions
+from pipegen.records.option_records import GenerationOptions
 from pipegen.records.requests import ImagePolicy, RequestPolicy
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ class Question(NamedTuple):
     """Whether sidecars are replaced."""
 
 
-class Asked(NamedTuple):
+class RunSettings(NamedTuple):
     """What is asked, and of which model, as flags set it."""
 
     load: Load
@@ -98,9 +98,9 @@ def of_image(flags: F) -> F:
     return replace(flags, source=None, image=[source, *(flags.image or ())])
 
 
-def asked_of(flags: AskedFlags, load: Load, options: dict[str, Any]) -> Asked:
+def asked_of(flags: AskedFlags, load: Load, options: dict[str, Any]) -> RunSettings:
     """What the flags set; of the options those that are flags."""
-    return Asked(
+    return RunSettings(
         load,
         Question(
             flags.prompt,
@@ -281,7 +281,9 @@ def _opened(
     if is_table(path):
         table = read_table(path)
         columns.check(table.schema.names, path)
-        rows = partial(table_rows, table, Reading.of(columns, question.system, table.schema.names))
+        rows = partial(
+            table_rows, table, ReadSettings.of(columns, question.system, table.schema.names)
+        )
         count = lambda: table.count  # noqa: E731
         reading = reading_of(columns, question.system)
         return _of_rows(rows, columns, reading, dict, count, count, image_folder, table)
@@ -319,7 +321,7 @@ def _of_csv(
     count = cache(lambda: csv_count(source) if read is None else read)
     count()  # a file that is cut off is refused before anything is asked
     kinds = dict.fromkeys(names, "string")
-    rows = partial(csv_file_rows, source, Reading.of(columns, question.system, names))
+    rows = partial(csv_file_rows, source, ReadSettings.of(columns, question.system, names))
     reading = f"{reading_of(columns, question.system)} of cells {names}"
     return _of_rows(rows, columns, reading, lambda: kinds, count, count, image_folder)
 

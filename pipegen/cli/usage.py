@@ -22,12 +22,13 @@ from pipegen.core.distribution import MissingExtra
 from pipegen.core.errors import CallFailed
 from pipegen.core.foreign_calls import attempt
 from pipegen.core.functional import without_none
+from pipegen.core.names import InvalidField, nearest
 from pipegen.engines.model import reader_of
 from pipegen.engines.settings import fields_of
 from pipegen.io.forms import TableError
 from pipegen.records.engine_list import IN_PROCESS, TYPES, shown
-from pipegen.records.fields import InvalidField, nearest
-from pipegen.records.options import GenerationOptions, merge
+from pipegen.records.option_records import GenerationOptions
+from pipegen.records.options import merge
 from pipegen.records.requests import ImagePolicy, RequestPolicy
 
 if TYPE_CHECKING:

@@ -28,6 +28,7 @@ from pipegen.cli.sources import (
 from pipegen.cli.usage import reading, refuse
 from pipegen.core.errors import CallFailed
 from pipegen.core.functional import without_none
+from pipegen.core.names import InvalidField
 from pipegen.core.slots import Slot
 from pipegen.engines.settings import ModelLoadConfig
 from pipegen.io.forms import WRITTEN
@@ -35,7 +36,6 @@ from pipegen.io.results_in import slots_in
 from pipegen.io.tables import Columns
 from pipegen.records import strict_json
 from pipegen.records.engine_list import DIALECTS
-from pipegen.records.fields import InvalidField
 from pipegen.records.requests import GenerationRequest, ImagePolicy
 from pipegen.report.audit_file import ROW_KINDS, Recorded, verify_results
 from pipegen.report.diff import Occurrences

@@ -161,7 +161,7 @@ def _cards(flags: ViewFlags, images: ImagePolicy) -> Iterator[str]:
     other_entries = _by_id(flags.other)
     names = None if flags.other is None else (flags.results.name, flags.other.name)
     with contextlib.ExitStack() as stack:
-        request_lookup, name_of = _Asked(flags, images, stack), Occurrences()
+        request_lookup, name_of = _ViewedRequests(flags, images, stack), Occurrences()
         for values in results_in(flags.results):
             name = name_of(values.get("id"))
             request, metadata = request_lookup.of(name, values)
@@ -304,7 +304,7 @@ _SHOWN = {"messages", "prompt", "images", "image", "videos", "video", "turns", *
 """What is shown of a request."""
 
 
-class _Asked:
+class _ViewedRequests:
     """The requests of the results: of the rows themselves, or of the input of the run, which is
     read beside them.
 

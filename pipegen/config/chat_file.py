@@ -28,15 +28,13 @@ from pipegen.config.engine_choice import BackendConfig, backend_from, checked
 from pipegen.config.keys import KEYS, SYSTEM_NAMES, legacy_key_hint
 from pipegen.core.errors import InvalidRequest
 from pipegen.core.functional import without_none
-from pipegen.core.names import CLOSE
+from pipegen.core.names import CLOSE, InvalidField, nearest
 from pipegen.core.pipe import row_stage
 from pipegen.core.slots import Slot
 from pipegen.records.fields import (
-    InvalidField,
     UnknownField,
     boolean,
     checks_of,
-    nearest,
     non_empty_string,
     one_of,
     record,

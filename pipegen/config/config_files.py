@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from immutabledict import immutabledict
 
+from pipegen.core.names import InvalidField
 from pipegen.records import strict_json
-from pipegen.records.fields import InvalidField
 
 if TYPE_CHECKING:
     import yaml

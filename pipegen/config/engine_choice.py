@@ -32,7 +32,7 @@ from pipegen.config.keys import (
     legacy_key_hint,
     with_fields,
 )
-from pipegen.core.names import CLOSE
+from pipegen.core.names import CLOSE, InvalidField, nearest
 from pipegen.engines.settings import (
     BESIDE,
     SETTINGS,
@@ -41,19 +41,18 @@ from pipegen.engines.settings import (
     config_of,
     nearest_setting,
 )
-from pipegen.records.engine_list import BACKENDS, DIALECTS, TYPES
+from pipegen.records.engine_list import BACKENDS, DIALECTS, TYPES, Dialect
 from pipegen.records.fields import (
-    InvalidField,
     UnknownField,
     checks_of,
-    nearest,
     non_empty_string,
     one_of,
     record,
     taken_instead,
 )
+from pipegen.records.option_records import GenerationOptions
 from pipegen.records.option_table import OTHER_NAMES, SERVER_NAMES
-from pipegen.records.options import GenerationOptions, option_names
+from pipegen.records.options import option_names
 from pipegen.records.request_forms import meant
 from pipegen.records.secret import masked
 
@@ -335,7 +334,7 @@ def checked(name: str, value: Any, check: Any, place: Place, more: str = "") -> 
 def _unknown(
     name: str,
     kind: str,
-    dialect: str | None,
+    dialect: Dialect | None,
     keys: Mapping[str, object],
     beside: Mapping[str, object],
 ) -> str:

@@ -18,17 +18,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from pipegen.config.config_files import Place, read_plain
+from pipegen.core.names import InvalidField
 from pipegen.records.engine_list import DIALECTS, UNKNOWN_SERVERS, Dialect
-from pipegen.records.fields import InvalidField
+from pipegen.records.option_groups import GROUPS
+from pipegen.records.option_records import GenerationOptions
 from pipegen.records.option_table import OPTIONS, SERVER_NAMES, server_fields
-from pipegen.records.options import (
-    GROUPS,
-    GenerationOptions,
-    flat_values,
-    in_our_words,
-    merge,
-    options_from,
-)
+from pipegen.records.options import flat_values, in_our_words, merge, options_from
 
 OPTIONS_ANYWHERE = frozenset(
     name

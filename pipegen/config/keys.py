@@ -15,9 +15,10 @@ from typing import Any, NamedTuple
 
 from pipegen.config.config_files import Place
 from pipegen.config.generation import is_option
+from pipegen.core.names import InvalidField
 from pipegen.engines.settings import SETTINGS, fields_of
-from pipegen.records.engine_list import BACKENDS
-from pipegen.records.fields import Check, InvalidField, checks_of, help_of
+from pipegen.records.engine_list import BACKENDS, Dialect
+from pipegen.records.fields import Check, checks_of, help_of
 from pipegen.records.frozen import freeze
 
 VLLM_ALONE = ("guided_grammar", "guided_whitespace_pattern")
@@ -35,7 +36,7 @@ def never_passed_on() -> tuple[str, ...]:
     return (*OWN, *(name for name, key in REMOVED.items() if not key and not is_option(name)))
 
 
-def field_refusal(name: str, dialect: str) -> str:
+def field_refusal(name: str, dialect: Dialect) -> str:
     """Why a field is not passed on to a chat server of this dialect; empty where it is.
 
     >>> field_refusal("messages", "vllm"), field_refusal("ebnf", "sglang")

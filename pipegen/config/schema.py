@@ -23,8 +23,9 @@ from pipegen.engines.settings import BESIDE, FallbackSettings
 from pipegen.records.codec import declared, without_null
 from pipegen.records.engine_list import BACKENDS, DIALECTS, TYPES
 from pipegen.records.fields import JsonSchema, checks_of, help_of, schema_of
+from pipegen.records.option_groups import GROUPS, StopOptions
+from pipegen.records.option_records import GenerationOptions
 from pipegen.records.option_table import SERVER_NAMES
-from pipegen.records.options import GROUPS, GenerationOptions, StopOptions
 from pipegen.records.results import Finish, GenerationResult, TokenLogprob
 
 _NAMED: Mapping[str, Any] = {

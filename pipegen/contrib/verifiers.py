@@ -27,13 +27,13 @@ from pipegen.io.openai_batch import CHAT, request_from_batch
 
 if TYPE_CHECKING:
 
-    class _Client: ...
+    class _VerifiersClient: ...
 
 else:
     try:
-        from verifiers.v1.clients.client import Client as _Client
+        from verifiers.v1.clients.client import Client as _VerifiersClient
     except ImportError:
-        _Client = object
+        _VerifiersClient = object
 
 __all__ = ["PipegenClient"]
 
@@ -49,7 +49,7 @@ class _Answered(NamedTuple):
     result: pg.GenerationResult
 
 
-class PipegenClient(_Client):
+class PipegenClient(_VerifiersClient):
     """A client of verifiers that generates with a pipe.
 
     pipe: a route, or what goes on in one turn.

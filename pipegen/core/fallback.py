@@ -16,9 +16,9 @@ from pipegen.core.errors import (
     UnsupportedOption,
     UnsupportedPlugin,
 )
-from pipegen.core.pipe import EngineMap, Pipe, pipe_of, union
+from pipegen.core.pipe import Pipe, pipe_of
 from pipegen.core.slots import Slot
-from pipegen.core.steps import Branch, GoOn, Notes, sampled
+from pipegen.core.steps import Branch, EngineMap, GoOn, Notes, sampled, union
 
 A = TypeVar("A")
 B = TypeVar("B")

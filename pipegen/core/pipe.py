@@ -49,21 +49,6 @@ from pipegen.core.steps import (
     union,
 )
 
-__all__ = [
-    "AnyPipe",
-    "Pipe",
-    "EngineMap",
-    "batch_stage",
-    "call",
-    "each",
-    "identity",
-    "pipe_of",
-    "placed",
-    "pure",
-    "row_stage",
-    "union",
-]
-
 A = TypeVar("A")
 B = TypeVar("B")
 C = TypeVar("C")

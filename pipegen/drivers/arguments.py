@@ -18,20 +18,17 @@ from returns.result import Failure, Result, Success
 from pipegen.core.errors import GenerationError, InvalidRequest
 from pipegen.core.foreign_calls import guard_result
 from pipegen.core.functional import parallel
+from pipegen.core.names import InvalidField
 from pipegen.core.pipe import Pipe
 from pipegen.core.slots import Batch, Slot, is_ok
 from pipegen.drivers.light_work import FEW
 from pipegen.media.source import load_sources
-from pipegen.records.fields import InvalidField, unchecked_replace
+from pipegen.records.fields import unchecked_replace
 from pipegen.records.frozen import plain_number, printed
 from pipegen.records.limits import allowed
-from pipegen.records.options import (
-    GROUPS,
-    GenerationOptions,
-    merge,
-    option_names,
-    options_from,
-)
+from pipegen.records.option_groups import GROUPS
+from pipegen.records.option_records import GenerationOptions
+from pipegen.records.options import merge, option_names, options_from
 from pipegen.records.parse_request import Request, request_from, unreadable
 from pipegen.records.requests import GenerationRequest, ImagePolicy, RequestPolicy
 

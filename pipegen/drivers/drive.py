@@ -56,8 +56,8 @@ from pipegen.drivers.drive_parts import (
     OpenSession,
     OutputOrder,
     Prepared,
-    Request,
     Sessions,
+    TakenRequest,
     Watcher,
     WholeBatch,
     in_order,
@@ -95,7 +95,7 @@ class Drive(Generic[K]):
     def __init__(
         self,
         pipe: Pipe[Any, Any],
-        requests: Input[K],
+        source: Input[K],
         *,
         in_flight: int | None = None,
         ordered: bool = True,
@@ -106,11 +106,11 @@ class Drive(Generic[K]):
         clock: Callable[[], float] = time.monotonic,
         recorded: bool = True,
     ) -> None:
-        self._pipe, self._input, self._is_batch = pipe, requests, requests.is_batch
+        self._pipe, self._input, self._is_batch = pipe, source, source.is_batch
         self._isolates, self._finished, self._kept = isolate_bugs, finished, kept
         self._watcher = watcher
         self._output_order: OutputOrder[K] = OutputOrder(ordered=ordered)
-        self._requests: dict[int, Request[K]] = {}
+        self._requests: dict[int, TakenRequest[K]] = {}
         """The requests in flight, by their numbers: the keys of their rows."""
         self._incomplete: dict[int, list[Row]] = {}
         """The rows that wait for other rows of their request, by its number."""
@@ -288,9 +288,9 @@ class Drive(Generic[K]):
                 together = []
         self._go(together)
 
-    def _read(self, request: Request[K]) -> Prepared:
+    def _read(self, taken: TakenRequest[K]) -> Prepared:
         """Read the images of a request, and advance it."""
-        return self._advanced([Row(request.number, self._input.admission.loaded(request.given))])
+        return self._advanced([Row(taken.number, self._input.admission.loaded(taken.given))])
 
     def _wants_one(self, input_is_slow: bool) -> bool:
         """Whether to take a request: of a slow input no more than the engines work on at a time."""
@@ -364,29 +364,29 @@ class Drive(Generic[K]):
         for rows in self._incomplete.values():
             yield from rows
 
-    def _has_bug(self, request: Request[K], bug: Exception) -> None:
+    def _has_bug(self, taken: TakenRequest[K], bug: Exception) -> None:
         """A stage raised at a row of a request. That is its own."""
         if self._isolates and not isinstance(bug, MissingExtra):
-            named(bug, lambda _: request_words(request.given))
-            self._end(request, Failure(error_of(bug)))
+            named(bug, lambda _: request_words(taken.given))
+            self._end(taken, Failure(error_of(bug)))
             return
-        named(bug, lambda _: request_words(request.given, request.number))
+        named(bug, lambda _: request_words(taken.given, taken.number))
         self._input.is_open = False
-        self._end(request, bug)
+        self._end(taken, bug)
 
-    def _end(self, request: Request[K], outcome: Slot[Any] | Exception) -> None:
+    def _end(self, taken: TakenRequest[K], outcome: Slot[Any] | Exception) -> None:
         """A request has its slot, or a bug."""
-        self._record_end(request, outcome)
-        del self._requests[request.number]
-        self._sessions.scopes.end(request.number)
-        self._incomplete.pop(request.number, None)
-        self._output_order.end(request, outcome)
+        self._record_end(taken, outcome)
+        del self._requests[taken.number]
+        self._sessions.scopes.end(taken.number)
+        self._incomplete.pop(taken.number, None)
+        self._output_order.end(taken, outcome)
         if not isinstance(outcome, Exception):
-            self._finished(request.key, outcome)
+            self._finished(taken.key, outcome)
 
-    def _record_end(self, request: Request[K], outcome: Slot[Any] | Exception | None) -> None:
-        if self._telemetry is not None and request.seen is not None:
-            self._telemetry.ends(request.seen, outcome)
+    def _record_end(self, taken: TakenRequest[K], outcome: Slot[Any] | Exception | None) -> None:
+        if self._telemetry is not None and taken.seen is not None:
+            self._telemetry.ends(taken.seen, outcome)
 
     def _record(self, opened: OpenSession, event: Event) -> None:
         for row in (opened.rows[event.row], *opened.others.get(event.row, ())):

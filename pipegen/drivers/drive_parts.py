@@ -85,7 +85,7 @@ class Watcher(Protocol):
 
 
 @dataclass(slots=True)
-class Request(Generic[K]):
+class TakenRequest(Generic[K]):
     """A request on its way."""
 
     key: K
@@ -106,24 +106,24 @@ class OutputOrder(Generic[K]):
     ordered: bool = True
     waiting: int = 0
     """How many have ended and were not given out."""
-    _requests: deque[Request[K]] = field(default_factory=deque)
+    _requests: deque[TakenRequest[K]] = field(default_factory=deque)
     """Those to be given out: all, or where they are not ordered those that have ended."""
     _taken: int = 0
 
-    def take(self, key: K, given: Slot[GenerationRequest]) -> Request[K]:
+    def take(self, key: K, given: Slot[GenerationRequest]) -> TakenRequest[K]:
         """A request is taken, and has a number."""
-        request = Request(key, given, self._taken)
+        request = TakenRequest(key, given, self._taken)
         self._taken += 1
         if self.ordered:
             self._requests.append(request)
         return request
 
-    def end(self, request: Request[K], outcome: Slot[Any] | Exception) -> None:
+    def end(self, taken: TakenRequest[K], outcome: Slot[Any] | Exception) -> None:
         """A request has its slot, or a bug."""
-        request.outcome = outcome
+        taken.outcome = outcome
         self.waiting += 1
         if not self.ordered:
-            self._requests.append(request)
+            self._requests.append(taken)
 
     def give(self) -> list[tuple[K, Slot[Any]]]:
         """The keys and slots of the requests whose turn has come. Raises a bug once all before it
@@ -152,7 +152,7 @@ class Input(ABC, Generic[K]):
     """Whether none is there yet."""
     error: Exception | None = field(default=None, init=False)
     """What it raised."""
-    preparing: dict[Future[Prepared], Request[K]] = field(default_factory=dict, init=False)
+    preparing: dict[Future[Prepared], TakenRequest[K]] = field(default_factory=dict, init=False)
     """The requests that other threads prepare."""
     _pool: ThreadPoolExecutor | None = field(default=None, init=False)
     admission = Admission()
@@ -169,15 +169,15 @@ class Input(ABC, Generic[K]):
         """
 
     def prepare(
-        self, request: Request[K], work: Callable[[], Prepared], wake: Callable[[], object]
+        self, taken: TakenRequest[K], work: Callable[[], Prepared], wake: Callable[[], object]
     ) -> None:
         """Let another thread prepare a request. `wake` is called once that is done."""
         self._pool = self._pool or ThreadPoolExecutor(WORKERS, thread_name_prefix="pipegen-drive")
         future = self._pool.submit(work)
-        self.preparing[future] = request
+        self.preparing[future] = taken
         future.add_done_callback(lambda _: wake())
 
-    def prepared(self) -> list[tuple[Request[K], Result[Prepared, Exception]]]:
+    def prepared(self) -> list[tuple[TakenRequest[K], Result[Prepared, Exception]]]:
         """The requests that other threads have prepared since, and what came of each."""
         done = [future for future in self.preparing if future.done()]
         return [(self.preparing.pop(future), attempt(future.result)) for future in done]

@@ -132,9 +132,9 @@ def flow_of(
     return Drive(route, ReadInput(take, admission, admits), in_flight=in_flight, **settings)
 
 
-def _taken_from(requests: Iterator[tuple[K, Any]]) -> Callable[[], tuple[K, Any] | NoRequest]:
+def _taken_from(pairs: Iterator[tuple[K, Any]]) -> Callable[[], tuple[K, Any] | NoRequest]:
     def take() -> tuple[K, Any] | NoRequest:
-        item = next(requests, NoRequest.MORE)
+        item = next(pairs, NoRequest.MORE)
         return item if isinstance(item, NoRequest) else pair(item)
 
     return take

@@ -13,9 +13,9 @@ from typing import Any, NamedTuple, TypeVar
 
 from pipegen.core.backend import Backend, Session
 from pipegen.core.error_notes import StageNote, blamed
-from pipegen.core.pipe import EngineMap, Pipe, pipe_of
+from pipegen.core.pipe import Pipe, pipe_of
 from pipegen.core.slots import Slot
-from pipegen.core.steps import Branch, Call, EngineRequest, Step, Steps
+from pipegen.core.steps import Branch, Call, EngineMap, EngineRequest, Step, Steps
 from pipegen.drivers.drive_parts import IN_FLIGHT
 from pipegen.engines.protocol import Event, RowDone, TokensMade, answers_depend_on
 from pipegen.engines.session import answers, open_session

@@ -15,14 +15,16 @@ from typing import Any, Self, TypeVar
 from returns.result import Failure, Success
 
 from pipegen.core.errors import CallFailed, UnsupportedOption, UnsupportedPlugin
-from pipegen.core.pipe import EngineMap, Pipe, identity, row_stage
+from pipegen.core.pipe import Pipe, identity, row_stage
 from pipegen.core.slots import Slot
+from pipegen.core.steps import EngineMap
 from pipegen.drivers.arguments import Options, check_settings, merged_into
 from pipegen.engines.capabilities import missing
 from pipegen.engines.plugin import Plugin
 from pipegen.engines.protocol import Engine, require_members, takes_tokens
 from pipegen.records.engine_list import shown
-from pipegen.records.options import GenerationOptions, flat_values
+from pipegen.records.option_records import GenerationOptions
+from pipegen.records.options import flat_values
 from pipegen.records.parse_request import Request
 from pipegen.records.requests import GenerationRequest, ImagePolicy, RequestPolicy
 from pipegen.records.results import Encoded, GenerationResult

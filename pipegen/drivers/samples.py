@@ -12,12 +12,13 @@ from typing import Any, TypeAlias, TypeVar, overload
 
 from returns.result import Result, Success
 
+from pipegen.core.names import InvalidField
 from pipegen.core.pipe import Pipe, pipe_of, row_stage
 from pipegen.core.slots import Slot
 from pipegen.drivers.arguments import record_of
-from pipegen.records.fields import InvalidField
 from pipegen.records.frozen import printed
-from pipegen.records.options import GenerationOptions, merge, options_from
+from pipegen.records.option_records import GenerationOptions
+from pipegen.records.options import merge, options_from
 from pipegen.records.parse_request import Request
 from pipegen.records.requests import GenerationRequest
 from pipegen.records.results import GenerationResult

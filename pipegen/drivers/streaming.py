@@ -54,7 +54,7 @@ class Done:
     """The slot that `run` returns."""
 
 
-class _Shown(NamedTuple):
+class _StreamedRow(NamedTuple):
     """Where the text of a row goes, whether it is shown, and what makes text of its ids."""
 
     row: Row
@@ -71,7 +71,7 @@ class _Deltas:
         self._texts: dict[tuple[int, int, int], str] = {}
         self._told: dict[int, set[tuple[Place, Any]]] = {}
         """Of each request, where which of its rows had deltas."""
-        self._rows: dict[int, _Shown] = {}
+        self._rows: dict[int, _StreamedRow] = {}
         """The rows of the call that is performed."""
         self._come = deque[Delta]()
         self._slots: list[Slot[Any]] = []
@@ -105,7 +105,9 @@ class _Deltas:
             text, asked = shown_text(self._pipe, row), opened.inputs[number]
             is_shown = text.keeps and opened.shown
             follow = text.follow(asked) if is_shown and text.follow is not None else None
-            self._rows[number] = _Shown(row, self._place(row, samples[row.key]), is_shown, follow)
+            self._rows[number] = _StreamedRow(
+                row, self._place(row, samples[row.key]), is_shown, follow
+            )
 
     def sees(self, event: Event) -> None:
         """What an engine tells of a row: a delta where there is new text."""

@@ -24,8 +24,8 @@ from pipegen.core.pipe import Pipe
 from pipegen.core.slots import Slot, is_ok
 from pipegen.engines.protocol import Event, RowDone, is_text_engine
 from pipegen.records.messages import Message, TextPart
+from pipegen.records.option_records import GenerationOptions
 from pipegen.records.option_table import OPTIONS
-from pipegen.records.options import GenerationOptions
 from pipegen.records.requests import GenerationRequest, ScoringRequest
 from pipegen.records.results import Finish, GenerationResult
 

@@ -6,7 +6,7 @@ session that one call of a tool opened serves the next one.
 >>> async def add(first, second):
 ...     return first + second
 >>> with contextlib.closing(OwnLoop()) as own:
-...     ToolCalls(own).wait(add(1, 2), 60.0)
+...     PendingCalls(own).wait(add(1, 2), 60.0)
 3
 """
 
@@ -63,7 +63,7 @@ class OwnLoop:
                 loop.call_soon_threadsafe(stop.set)
 
 
-class ToolCalls:
+class PendingCalls:
     """The calls of async tools that a session is waiting for. Threads share it.
 
     own: the loop of the tools, where the caller has none.
@@ -81,9 +81,9 @@ class ToolCalls:
         self._closed = False
         self._lock = threading.Lock()
 
-    def again(self) -> ToolCalls:
+    def again(self) -> PendingCalls:
         """The same, where these are closed."""
-        return ToolCalls(self._own, self._loop)
+        return PendingCalls(self._own, self._loop)
 
     def trouble(self, loop: AbstractEventLoop) -> str:
         """Why nothing can be awaited in this loop, which a tool has of its own; empty where it

@@ -38,7 +38,7 @@ from pipegen.core.functional import without_none
 from pipegen.core.slots import Slot, all_of, is_ok
 from pipegen.drivers.arguments import whole_number
 from pipegen.drivers.scopes import Scope, Scoped
-from pipegen.drivers.tool_loop import OwnLoop, ToolCalls
+from pipegen.drivers.tool_loop import OwnLoop, PendingCalls
 from pipegen.drivers.tool_results import Content, content_of, is_error, text_of, with_images_apart
 from pipegen.drivers.tool_schema import (
     arguments_of,
@@ -234,12 +234,15 @@ class Tools:
         """The answers of the tools to the calls of each result."""
         return answers(self, inputs)
 
-    def open(self, wake: Callable[[], object], **how: Any) -> _Running:
+    def open(self, wake: Callable[[], object], **how: Any) -> _CallsInFlight:
         """A call to which results may be added."""
-        return _Running(self, wake, ToolCalls(_own_loop(self), how.get("loop")))
+        return _CallsInFlight(self, wake, PendingCalls(_own_loop(self), how.get("loop")))
 
     def replies(
-        self, result: GenerationResult, left: Callable[[], bool], awaited: ToolCalls | None = None
+        self,
+        result: GenerationResult,
+        left: Callable[[], bool],
+        awaited: PendingCalls | None = None,
     ) -> Slot[ToolReplies]:
         """A message for each call of a result, in order, until `left()`."""
         calls = result.tool_calls
@@ -260,10 +263,12 @@ class Tools:
                 messages = with_images_apart(messages)
             return ToolReplies(result=result, messages=freeze(messages))
 
-        return all_of(self.contents(calls, left, awaited or ToolCalls(_own_loop(self)))).map(told)
+        return all_of(self.contents(calls, left, awaited or PendingCalls(_own_loop(self)))).map(
+            told
+        )
 
     def contents(
-        self, calls: Sequence[Mapping[str, Any]], left: Callable[[], bool], awaited: ToolCalls
+        self, calls: Sequence[Mapping[str, Any]], left: Callable[[], bool], awaited: PendingCalls
     ) -> list[Slot[Content]]:
         """What calls are answered, in order, up to the first that fails the row, until `left()`.
         Those run side by side that may, where they follow one another.
@@ -288,9 +293,9 @@ class Tools:
         """What a call is answered. `StageFailed` where its tool raised and that fails the row. The
         same where what it gave cannot be written.
         """
-        return self._content(name, arguments, ToolCalls(_own_loop(self)))
+        return self._content(name, arguments, PendingCalls(_own_loop(self)))
 
-    def _content(self, name: Any, arguments: Any, awaited: ToolCalls) -> Slot[Content]:
+    def _content(self, name: Any, arguments: Any, awaited: PendingCalls) -> Slot[Content]:
         if not isinstance(name, str) or name not in self.functions:
             names = ", ".join(map(repr, self.functions))
             return Success(self._cut(f"error: there is no tool {name!r:.80}; there are {names}"))
@@ -370,7 +375,7 @@ def _own_loop(owner: Tools) -> OwnLoop:
 
 
 def _opened(
-    maker: Tools, request: GenerationRequest, scope: Scope, awaited: ToolCalls
+    maker: Tools, request: GenerationRequest, scope: Scope, awaited: PendingCalls
 ) -> Slot[GenerationRequest]:
     """A request with the tools that are made for its conversation, which close with the scope."""
     make, where = maker.make, next(iter(maker.codes))
@@ -399,7 +404,7 @@ def _is_failure(given: Any) -> bool:
     return isinstance(given, Failure) and isinstance(given.failure(), GenerationError)
 
 
-def _closed(maker: Tools, close: Callable[[], Any], awaited: ToolCalls) -> None:
+def _closed(maker: Tools, close: Callable[[], Any], awaited: PendingCalls) -> None:
     """Close the tools of a conversation that is over; the log has what that raises."""
 
     outcome = _within(
@@ -410,7 +415,7 @@ def _closed(maker: Tools, close: Callable[[], Any], awaited: ToolCalls) -> None:
 
 
 def _again(
-    own: Tools, result: GenerationResult, left: Callable[[], bool], awaited: ToolCalls
+    own: Tools, result: GenerationResult, left: Callable[[], bool], awaited: PendingCalls
 ) -> GenerationError | None:
     """Make calls again whose answers are known, on tools that were made after a job was killed."""
     for call in result.tool_calls:
@@ -429,12 +434,12 @@ _HINT = "a job asks the row from its beginning with retry='StageFailed' (--retry
 _ENDED: Slot[Any] = Failure(StageFailed("it ended its thread, as sys.exit() does"))
 
 
-class _Running:
+class _CallsInFlight:
     """Results whose calls are being answered. One thread uses it; `_run` is in others."""
 
     side_by_side = 0
 
-    def __init__(self, tools: Tools, wake: Callable[[], object], awaited: ToolCalls) -> None:
+    def __init__(self, tools: Tools, wake: Callable[[], object], awaited: PendingCalls) -> None:
         self._tools, self._wake, self._left, self._awaited = tools, wake, False, awaited
         self._waiting: deque[tuple[int, Any]] = deque()
         self._ended: deque[RowDone] = deque()

@@ -36,7 +36,7 @@ from pipegen.drivers.tools import Tools
 from pipegen.records.frozen import thaw
 from pipegen.records.messages import Message
 from pipegen.records.next_turn import Words
-from pipegen.records.options import GenerationOptions
+from pipegen.records.option_records import GenerationOptions
 from pipegen.records.requests import GenerationRequest
 from pipegen.records.results import Finish, GenerationResult, RoundsEnd, ToolReplies
 

@@ -24,7 +24,8 @@ from pipegen.ending.stop_scan import StopScanner
 from pipegen.engines.plugin import Plugin
 from pipegen.engines.tokenizer import Tokenizer
 from pipegen.records.fields import record
-from pipegen.records.options import GenerationOptions, StopOptions
+from pipegen.records.option_groups import StopOptions
+from pipegen.records.option_records import GenerationOptions
 from pipegen.records.results import Ending, Finish
 
 NONE: Mapping[int, str] = {}

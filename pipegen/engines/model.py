@@ -27,14 +27,15 @@ from immutabledict import immutabledict
 from returns.result import Failure, Success
 
 from pipegen.core.errors import BackendFailed, CallFailed, GenerationError
+from pipegen.core.names import InvalidField
 from pipegen.core.slots import Slot
 from pipegen.engines.capabilities import Capabilities
 from pipegen.engines.plugin import Plugin
 from pipegen.engines.protocol import takes_tokens
 from pipegen.engines.tokenizer import Renderer, Tokenizer
-from pipegen.records.fields import InvalidField, record, unchecked_replace
+from pipegen.records.fields import record, unchecked_replace
 from pipegen.records.messages import ImageSource
-from pipegen.records.options import VlmPreprocessOptions
+from pipegen.records.option_groups import VlmPreprocessOptions
 from pipegen.records.results import PreparedImage
 
 A = TypeVar("A")

@@ -15,9 +15,10 @@ import copy
 from collections.abc import Callable, Collection
 from typing import Annotated, Any, Self
 
+from pipegen.core.names import InvalidField
 from pipegen.engines.capabilities import Capability
 from pipegen.engines.tokenizer import Tokenizer
-from pipegen.records.fields import InvalidField, non_empty_string, record
+from pipegen.records.fields import non_empty_string, record
 from pipegen.records.requests import GenerationRequest
 
 

@@ -22,28 +22,9 @@ from pipegen.engines.plugin import Plugin
 from pipegen.engines.tokenizer import Renderer, Tokenizer
 from pipegen.records.fields import record
 from pipegen.records.messages import ImageSource
-from pipegen.records.options import VlmPreprocessOptions
+from pipegen.records.option_groups import VlmPreprocessOptions
 from pipegen.records.requests import GenerationRequest
 from pipegen.records.results import Encoded, GenerationResult, PreparedImage, Raw, ResolvedRequest
-
-__all__ = [
-    "Backend",
-    "Engine",
-    "Event",
-    "PromptWork",
-    "RowDone",
-    "TextEngine",
-    "TextMade",
-    "TokenEngine",
-    "TokensMade",
-    "answers_depend_on",
-    "require_members",
-    "require_token_engine",
-    "rewrites_of",
-    "scores_tokens",
-    "is_text_engine",
-    "takes_tokens",
-]
 
 
 @record

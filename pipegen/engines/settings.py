@@ -23,16 +23,15 @@ from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 from immutabledict import immutabledict
 
 from pipegen.core import errors
+from pipegen.core.names import InvalidField, nearest
 from pipegen.records.engine_list import BACKENDS, DIALECTS, IN_PROCESS, Dialect
 from pipegen.records.fields import (
-    InvalidField,
     UnknownField,
     boolean,
     help_of,
     integer,
     mapping,
     metadata_of,
-    nearest,
     non_empty_string,
     number,
     one_of,

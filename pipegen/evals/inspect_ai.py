@@ -42,8 +42,8 @@ from inspect_ai.tool import ToolCall, ToolFunction
 
 import pipegen as pg
 from pipegen.core.functional import without_none
+from pipegen.core.names import nearest
 from pipegen.plugins import reasoning_of
-from pipegen.records.fields import nearest
 from pipegen.records.option_table import OPTIONS
 
 __all__ = ["PipegenAPI"]

@@ -44,8 +44,8 @@ from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 
 import pipegen as pg
 from pipegen.core.functional import partition_all, without_none
+from pipegen.core.names import nearest
 from pipegen.engines.settings import fields_of
-from pipegen.records.fields import nearest
 from pipegen.records.option_table import OTHER_NAMES, names_in
 from pipegen.records.parse_request import Request
 from pipegen.stages.gather_samples import derive_seed

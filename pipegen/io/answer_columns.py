@@ -20,7 +20,7 @@ from pipegen.core.slots import Slot, is_ok
 from pipegen.records import strict_json
 from pipegen.records.codec import Declared, declared, options_to_plain, without_null
 from pipegen.records.messages import ImageSource
-from pipegen.records.options import GenerationOptions
+from pipegen.records.option_records import GenerationOptions
 from pipegen.records.results import Finish, GenerationResult, TokenLogprob
 
 if TYPE_CHECKING:

@@ -2,7 +2,7 @@
 text; and its bytes, unpacked.
 
 >>> form_of("requests.JSONL.gz"), form_of("data.pq"), form_of("requests")
-(Form(kind='lines', packed='.gz'), Form(kind='parquet', packed=''), Form(kind='lines', packed=''))
+(FileForm(kind='lines', packed='.gz'), FileForm(kind='parquet', packed=''), FileForm(kind='lines', packed=''))
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class TableError(ValueError):
     """A table cannot be read or written; the message says which file, and why."""
 
 
-class Form(NamedTuple):
+class FileForm(NamedTuple):
     """What a file is."""
 
     kind: str
@@ -70,7 +70,7 @@ class Form(NamedTuple):
     """The suffix of its compression; empty where it has none."""
 
 
-def form_of(path: str | os.PathLike[str]) -> Form:
+def form_of(path: str | os.PathLike[str]) -> FileForm:
     """The form of a file; one without a suffix is JSON Lines. Raises `TableError` for another
     suffix, with those that are read.
 
@@ -88,7 +88,7 @@ def form_of(path: str | os.PathLike[str]) -> Form:
             f"{path} is a table in a packed file: unpack it first, and give the {suffix} file"
         )
     if kind is not None:
-        return Form(kind, packed)
+        return FileForm(kind, packed)
     if suffix in _OFFICE:
         raise TableError(
             f"{path} is a workbook, which is not read: save the sheet as CSV (UTF-8), and give the"
@@ -160,7 +160,7 @@ def open_bytes(path: str | os.PathLike[str]) -> BinaryIO:
     cut off, and `MissingExtra` for .zst without pyarrow.
     """
     packed = form_of(path).packed
-    raw: io.RawIOBase = _Unpacked(path, packed) if packed else io.FileIO(path)
+    raw: io.RawIOBase = _UnpackedFile(path, packed) if packed else io.FileIO(path)
     stream = io.BufferedReader(raw)
     try:
         head = stream.peek(16)
@@ -174,7 +174,7 @@ def open_bytes(path: str | os.PathLike[str]) -> BinaryIO:
     return cast("BinaryIO", stream)
 
 
-class _Unpacked(io.RawIOBase):
+class _UnpackedFile(io.RawIOBase):
     """A packed file as the bytes that are in it."""
 
     def __init__(self, path: str | os.PathLike[str], packed: str) -> None:

@@ -28,6 +28,7 @@ from returns.result import Failure, Result, Success
 
 from pipegen.core.errors import InvalidRequest
 from pipegen.core.foreign_calls import attempt
+from pipegen.core.names import InvalidField
 from pipegen.core.slots import Slot, is_ok
 from pipegen.records import strict_json
 from pipegen.records.codec import (
@@ -38,7 +39,6 @@ from pipegen.records.codec import (
     error_to_plain,
     options_to_plain,
 )
-from pipegen.records.fields import InvalidField
 from pipegen.records.frozen import plain_id, thaw
 from pipegen.records.options import options_from
 from pipegen.records.parse_request import request_from

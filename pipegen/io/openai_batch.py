@@ -31,10 +31,10 @@ from pipegen.core.errors import (
     RateLimited,
     Timeout,
 )
+from pipegen.core.names import InvalidField, nearest
 from pipegen.core.slots import Slot, is_ok
 from pipegen.records.answer_parts import whole_number
 from pipegen.records.codec import error_from, error_to_plain
-from pipegen.records.fields import InvalidField, nearest
 from pipegen.records.option_table import SERVER_NAMES
 from pipegen.records.options import in_our_words, option_names
 from pipegen.records.parse_request import request_from

@@ -16,6 +16,7 @@ from typing import Any, get_origin
 
 from pipegen.core.errors import GenerationError, MalformedResponse, Refused
 from pipegen.core.functional import without_none
+from pipegen.core.names import InvalidField
 from pipegen.core.slots import Slot
 from pipegen.io.answer_columns import answer_columns
 from pipegen.io.forms import TableError, form_of, open_bytes
@@ -26,7 +27,6 @@ from pipegen.io.text_tables import records_of
 from pipegen.records import strict_json
 from pipegen.records.answer_parts import texts_of, whole_number
 from pipegen.records.codec import declared, error_to_plain, is_plain, item_of
-from pipegen.records.fields import InvalidField
 from pipegen.records.finish_words import Meaning, meaning_of, word_of
 from pipegen.records.frozen import plain_id
 from pipegen.records.results import GenerationResult

@@ -31,6 +31,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from pipegen.core.distribution import need
+from pipegen.core.names import InvalidField
 from pipegen.core.slots import Slot, is_ok
 from pipegen.io.answer_columns import (
     CSV_COLUMNS,
@@ -50,10 +51,9 @@ from pipegen.io.arrow_values import (
 )
 from pipegen.io.forms import TableError
 from pipegen.io.jsonl import LineId, readable
-from pipegen.io.tables import Block, Columns, Row
+from pipegen.io.tables import Block, Columns, TableRow
 from pipegen.records import strict_json
 from pipegen.records.codec import word_of
-from pipegen.records.fields import InvalidField
 from pipegen.records.frozen import thaw
 from pipegen.records.messages import ImageSource
 from pipegen.records.results import GenerationResult
@@ -64,7 +64,7 @@ if TYPE_CHECKING:
 
 GROUP_ROWS, GROUP_BYTES = 2000, 32 * 2**20
 """How many rows, and bytes (about), are written together."""
-Write = Callable[[Row, LineId, Slot[Any]], None]
+Write = Callable[[TableRow, LineId, Slot[Any]], None]
 """Writes one row: what it was made of, its id, and its slot."""
 REFERENCES = "references"
 """The column of the answers that were left out of a row, where that is asked for."""
@@ -187,7 +187,7 @@ def _written_to(table: AnswerTable, stream: BinaryIO) -> Iterator[Write]:
                 f"a value cannot be written: {str(refusal).splitlines()[0]:.200}"
             ) from None
 
-    def write(row: Row, name: LineId, slot: Slot[GenerationResult]) -> None:
+    def write(row: TableRow, name: LineId, slot: Slot[GenerationResult]) -> None:
         if table.add(row, name, slot):
             write_rows()
 
@@ -236,7 +236,7 @@ class AnswerTable(TableOut):
             answer = answer.append(pa.field(REFERENCES, pa.list_(pa.string())))
         super().__init__(schema.names, columns, folder, answer=answer.names)
         self.model, self.numbered, self.form = model, numbered, form
-        self.rows: list[Row] = []
+        self.rows: list[TableRow] = []
         self.ids: list[LineId] = []
         self.answers: list[tuple[Any, ...]] = []
         self.bytes = 0.0
@@ -307,7 +307,7 @@ class AnswerTable(TableOut):
             return None
         return {b"huggingface": json.dumps({"info": {"features": features}}).encode()}
 
-    def add(self, row: Row, name: LineId, slot: Slot[Any]) -> bool:
+    def add(self, row: TableRow, name: LineId, slot: Slot[Any]) -> bool:
         """Keep a row; whether there are enough to be written."""
         values, size = self._answer(slot)
         if self.columns.drops_answer:
@@ -381,7 +381,7 @@ class AnswerTable(TableOut):
         return pa.chunked_array([array_of("id", ids, column.type)])
 
     def _column(
-        self, field: pa.Field, runs: Sequence[tuple[Block | None, Sequence[Row]]]
+        self, field: pa.Field, runs: Sequence[tuple[Block | None, Sequence[TableRow]]]
     ) -> pa.ChunkedArray:
         import pyarrow as pa
 
@@ -415,7 +415,7 @@ class AnswerTable(TableOut):
         """
         carried = [field for field in self.input if field.name not in self.images]
         for block in blocks:
-            rows = [Row(None, block, index) for index in range(block.batch.num_rows)]
+            rows = [TableRow(None, block, index) for index in range(block.batch.num_rows)]
             for field in carried:
                 if field.name in block.batch.schema.names and not is_held(
                     self._column(field, [(block, rows)]), self.form
@@ -548,7 +548,7 @@ def csv_out(
             else readable(value)
         )
 
-    def write(row: Row, name: LineId, slot: Slot[GenerationResult]) -> None:
+    def write(row: TableRow, name: LineId, slot: Slot[GenerationResult]) -> None:
         cells = [cell(column, row.values.get(column)) for column in table.names]
         if table.own_id and row.values.get("id") is None:
             cells[list(table.names).index("id")] = name

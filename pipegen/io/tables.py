@@ -26,9 +26,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import unquote
 
 from pipegen.core.distribution import need
+from pipegen.core.names import nearest
 from pipegen.io.arrow_values import python_rows, types_in
 from pipegen.io.forms import ARROW, PARQUET, TableError, form_of, refuse_address
-from pipegen.records.fields import nearest
 from pipegen.records.request_forms import KEYS, refused, without_final_answer
 from pipegen.records.requests import FIELDS, holds_options, misplaced, unread_media
 
@@ -192,7 +192,7 @@ class Block:
         return python_rows(self.batch, text=True, asked=True)
 
 
-class Row:
+class TableRow:
     """One row of a table, with its values; those of Arrow are also where they were read,
     unchanged.
     """
@@ -216,7 +216,7 @@ class Row:
         )
 
 
-class Part(NamedTuple):
+class TableFile(NamedTuple):
     """A file of a table."""
 
     path: Path
@@ -230,7 +230,7 @@ class Part(NamedTuple):
 class Table:
     """A table to read. It is walked as often as is wanted, and gives a mapping for each row."""
 
-    def __init__(self, parts: Sequence[Part], schema: pa.Schema) -> None:
+    def __init__(self, parts: Sequence[TableFile], schema: pa.Schema) -> None:
         self.parts, self.schema = parts, schema
         self.folders = [schema.field(name) for name in _folders(parts)]
         """The columns that the names of folders give."""
@@ -254,7 +254,7 @@ class Table:
             except (OSError, pa.ArrowException) as refusal:
                 raise TableError(f"{part.path} cannot be read: {_words(refusal)}") from refusal
 
-    def _with_folders(self, batch: pa.RecordBatch, part: Part) -> pa.RecordBatch:
+    def _with_folders(self, batch: pa.RecordBatch, part: TableFile) -> pa.RecordBatch:
         import pyarrow as pa
 
         if not self.folders:
@@ -349,7 +349,7 @@ def _refuse_others(folder: Path) -> None:
     )
 
 
-def _part(path: Path, top: Path) -> Part:
+def _part(path: Path, top: Path) -> TableFile:
     import pyarrow as pa
 
     with _opened(path) as (schema, rows, batches):
@@ -368,15 +368,15 @@ def _part(path: Path, top: Path) -> Part:
             raise TableError(
                 f"{path} has a column {name!r}, and is in a folder {name}=...: rename one of them"
             )
-    return Part(path, schema, count, folders)
+    return TableFile(path, schema, count, folders)
 
 
-def _folders(parts: Sequence[Part]) -> dict[str, None]:
+def _folders(parts: Sequence[TableFile]) -> dict[str, None]:
     """The columns that the names of folders give."""
     return dict.fromkeys(name for part in parts for name in part.folders)
 
 
-def _with_columns(schema: pa.Schema, parts: Sequence[Part]) -> pa.Schema:
+def _with_columns(schema: pa.Schema, parts: Sequence[TableFile]) -> pa.Schema:
     """The schema with the columns that names of folders say."""
     import pyarrow as pa
 

@@ -21,13 +21,13 @@ from returns.result import Failure
 
 from pipegen.core.errors import StageFailed
 from pipegen.core.foreign_calls import Raised, guard
+from pipegen.core.names import InvalidField
 from pipegen.core.slots import Slot, is_ok
 from pipegen.drivers.turns import next_request
 from pipegen.io.jsonl import to_plain
 from pipegen.jobs.journal import Journal
 from pipegen.records import strict_json
 from pipegen.records.codec import image_to_plain
-from pipegen.records.fields import InvalidField
 from pipegen.records.frozen import freeze, thaw
 from pipegen.records.messages import ImagePart, Message, TextPart, message_from, plain_messages
 from pipegen.records.next_turn import as_given

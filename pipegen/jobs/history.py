@@ -17,20 +17,17 @@ from typing import Any, NamedTuple
 
 from pipegen.core.errors import CallFailed
 from pipegen.core.foreign_calls import attempt
-from pipegen.core.pipe import EngineMap, Pipe
+from pipegen.core.pipe import Pipe
 from pipegen.core.slots import is_ok
+from pipegen.core.steps import EngineMap
 from pipegen.engines.protocol import answers_depend_on, rewrites_of
 from pipegen.jobs.code import changed_code, codes_of
-from pipegen.jobs.journal import (
-    Finished,
-    JournalError,
-    SettingsDamaged,
-    read_settings,
-    write_settings,
-)
+from pipegen.jobs.journal import Finished, SettingsDamaged, read_settings, write_settings
+from pipegen.jobs.new_file import JournalError
 from pipegen.jobs.row_keys import RULE, SHARED_MARK, Settings, in_keys, mark_of
 from pipegen.records import strict_json
-from pipegen.records.options import GenerationOptions, flat_values, options_from, resolve
+from pipegen.records.option_records import GenerationOptions
+from pipegen.records.options import flat_values, options_from, resolve
 
 _log = logging.getLogger("pipegen")
 _RUNS = 64

@@ -180,13 +180,13 @@ class InFlight:
                 offset += os.pwrite(self._fd, data[offset:], place * _PLACE + offset)
 
 
-class Waiting(Generic[T]):
+class SuspectQueue(Generic[T]):
     """Rows that wait to be asked, in their order, but suspects before the others, and only with
     suspects beside them. A process that has answered nothing gets another row before them, alone:
     then its engine works.
 
     >>> import tempfile
-    >>> waiting = Waiting[str](InFlight(Path(tempfile.mkdtemp())))
+    >>> waiting = SuspectQueue[str](InFlight(Path(tempfile.mkdtemp())))
     >>> waiting.add("0" * 32, "a"), waiting.add("1" * 32, "b")
     (None, None)
     >>> waiting.next(), waiting.next(), waiting.next()

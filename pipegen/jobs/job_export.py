@@ -13,13 +13,14 @@ from typing import Any, TypeVar
 
 from returns.result import Failure
 
+from pipegen.core.names import InvalidField
 from pipegen.core.slots import Slot, is_ok
 from pipegen.drivers.arguments import check_settings, pairs
 from pipegen.jobs.job_rows import Requests, retry_of, rows_of
-from pipegen.jobs.journal import SETTINGS, Finished, JournalError, SettingsDamaged, read_settings
+from pipegen.jobs.journal import SETTINGS, Finished, SettingsDamaged, read_settings
 from pipegen.jobs.key_map import KeyMap
+from pipegen.jobs.new_file import JournalError
 from pipegen.jobs.row_keys import Keys, context_of
-from pipegen.records.fields import InvalidField
 from pipegen.records.options import options_from
 from pipegen.records.parse_request import Request
 from pipegen.records.requests import ImagePolicy, RequestPolicy

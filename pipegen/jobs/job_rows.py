@@ -18,6 +18,7 @@ from returns.result import Failure, Result, Success
 from pipegen.core import errors
 from pipegen.core.errors import BackendFailed, GenerationError, InternalError, StageFailed
 from pipegen.core.foreign_calls import attempt
+from pipegen.core.names import InvalidField, nearest
 from pipegen.core.slots import Slot, is_ok
 from pipegen.drivers.arguments import Admission, pair, record_of
 from pipegen.io.jsonl import from_plain, written_from
@@ -27,8 +28,8 @@ from pipegen.jobs.journal import Finished
 from pipegen.jobs.key_map import KeyMap, entry_of, key_in, number_in
 from pipegen.jobs.row_keys import Keys
 from pipegen.jobs.shards import in_part, numbers_of
-from pipegen.records.fields import InvalidField, nearest, unchecked_replace
-from pipegen.records.options import GenerationOptions
+from pipegen.records.fields import unchecked_replace
+from pipegen.records.option_records import GenerationOptions
 from pipegen.records.parse_request import Request
 from pipegen.records.requests import GenerationRequest, ImagePolicy
 from pipegen.records.scores import Scored
@@ -48,7 +49,7 @@ _LOOKS = 4096
 _UNREAD: Slot[GenerationRequest] = Failure(InternalError("this request was not read"))
 
 
-class Unread:
+class UnreadRequest:
     """A request that is parsed only where that is needed. It has no `ABCMeta`: `isinstance` takes a
     tenth of the time, and each row asks it.
     """
@@ -66,11 +67,11 @@ class Unread:
         """The request, parsed."""
 
 
-Requests: TypeAlias = Iterable[tuple[K, Request | Unread]]
+Requests: TypeAlias = Iterable[tuple[K, Request | UnreadRequest]]
 """Requests, each with the caller's name for it."""
 
 
-class Row(NamedTuple, Generic[K]):
+class JobRow(NamedTuple, Generic[K]):
     """One request of the job: the caller's name for it, itself (admitted: see
     `pipegen.drivers.batch`), its key, and what reads the slot of a finished one.
     """
@@ -92,7 +93,7 @@ class Row(NamedTuple, Generic[K]):
     """Reads the request, where a finished row was recognised without it: `request` is not it."""
 
     @property
-    def missing(self) -> Row[K]:
+    def missing(self) -> JobRow[K]:
         """The row once its slot could not be read: it is not finished."""
         return self._replace(
             kept=None, request=self.request if self.unread is None else self.unread(), unread=None
@@ -119,7 +120,7 @@ def rows_of(
     known: KeyMap | None = None,
     as_written: bool = False,
     part: tuple[int, int] | None = None,
-) -> Iterator[Row[K]]:
+) -> Iterator[JobRow[K]]:
     """The rows of the requests, which are taken a few at a time. Their images are loaded.
 
     part: the shard whose rows are given alone, and of how many (see `pipegen.jobs.shards`).
@@ -143,7 +144,7 @@ def rows_of(
         digests = [
             None
             if known is None
-            else known.digest(request.data if isinstance(request, Unread) else request)
+            else known.digest(request.data if isinstance(request, UnreadRequest) else request)
             for _, request in chunk
         ]
         entries = [
@@ -183,13 +184,13 @@ def rows_of(
                 unread = partial(_ready, prepared, request)
                 name_of = partial(_id_of, request)
                 kept = partial(_finished, finished, key, name_of, unread, as_written)
-                yield Row(name, _UNREAD, key, kept, unread=unread)
+                yield JobRow(name, _UNREAD, key, kept, unread=unread)
                 continue
             request_slot, ready = next(
                 prepared([record_of(_read(request))]) if record is None else prepared_rows
             )
             if not is_ok(ready):
-                yield Row(name, ready, None, None)
+                yield JobRow(name, ready, None, None)
                 continue
             admitted = ready.unwrap()
             if entry is None:
@@ -211,7 +212,7 @@ def missing_rows(
     again: Again,
     known: KeyMap,
     part: tuple[int, int] | None = None,
-) -> Iterator[Row[K]]:
+) -> Iterator[JobRow[K]]:
     """Rows that are to be asked, found by one who runs ahead of `rows_of`: some of those that it
     would give.
 
@@ -243,7 +244,7 @@ def _unfinished(
     finished: Finished,
     key_map: KeyMap,
     part: tuple[int, int] | None,
-) -> Iterator[tuple[K, Request | Unread]]:
+) -> Iterator[tuple[K, Request | UnreadRequest]]:
     """The requests that are not finished by what the map has of them, or of which it has nothing.
 
     Where the input is the one that the map is of, its requests are looked at no more.
@@ -261,7 +262,7 @@ def _unfinished(
         return
     succeeded, digest_of, find, key_of = finished.succeeded, key_map.digest, key_map.find, key_in
     for name, request in requests:
-        digest = digest_of(request.data if isinstance(request, Unread) else request)
+        digest = digest_of(request.data if isinstance(request, UnreadRequest) else request)
         entry = None if digest is None else find(digest)
         if entry is None or not (
             succeeded(key_of(entry)) or (part is not None and not in_part(number_in(entry), part))
@@ -277,7 +278,7 @@ def read_row(
     finished: Finished,
     again: Again,
     as_written: bool = False,
-) -> Row[K]:
+) -> JobRow[K]:
     """The row of a request that is read.
 
     given, ready: the request with its own options alone, and with those of the run too.
@@ -296,7 +297,7 @@ def read_row(
         anew = error is not None and is_retried and not (error.retryable or _not_its_own(error))
         alone = error is not None and killed(error)
         kept = None if slot is None or is_retried else partial(_given, slot)
-    return Row(name, request, key, kept, anew, alone, given.unwrap().options)
+    return JobRow(name, request, key, kept, anew, alone, given.unwrap().options)
 
 
 def _chunks(source: Iterator[T]) -> Iterator[list[T]]:
@@ -326,18 +327,18 @@ def _in_part(
 
 
 def _read(request: Any) -> Any:
-    return request.request() if isinstance(request, Unread) else request
+    return request.request() if isinstance(request, UnreadRequest) else request
 
 
 def _id_of(request: Any) -> str | None:
     """The id of a request that was read before, as a line or as plain data."""
-    name = request.id if isinstance(request, Unread) else request.get("id")
+    name = request.id if isinstance(request, UnreadRequest) else request.get("id")
     return None if name is None else str(name)
 
 
 def _ready(
     prepared: Callable[[Sequence[Any]], Iterator[tuple[Any, Slot[GenerationRequest]]]],
-    request: Request | Unread,
+    request: Request | UnreadRequest,
 ) -> Slot[GenerationRequest]:
     return next(prepared([record_of(_read(request))]))[1]
 

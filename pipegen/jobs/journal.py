@@ -46,20 +46,6 @@ from pipegen.jobs.new_file import JournalError, new_file, refused, sync_folder
 from pipegen.jobs.row_keys import MARK, RULE
 from pipegen.records import strict_json
 
-__all__ = [
-    "Journal",
-    "JournalError",
-    "ROWS",
-    "SETTINGS",
-    "STEPS",
-    "SettingsDamaged",
-    "files_of",
-    "locked",
-    "read_settings",
-    "writers_of",
-    "write_settings",
-]
-
 SETTINGS = "job.json"
 ROWS, STEPS = "results", "steps"
 """How the names of files begin that hold finished rows, and answers of rows that are not finished

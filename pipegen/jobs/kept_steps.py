@@ -21,11 +21,11 @@ from immutabledict import immutabledict
 from returns.result import Success
 
 from pipegen.core.foreign_calls import attempt
-from pipegen.core.interpreter import Row as Way
+from pipegen.core.interpreter import Row
 from pipegen.core.slots import Slot, is_ok
 from pipegen.core.steps import EngineRequest
 from pipegen.engines.protocol import answers_depend_on
-from pipegen.jobs.job_rows import Row
+from pipegen.jobs.job_rows import JobRow
 from pipegen.jobs.journal import STEPS, Journal
 from pipegen.jobs.row_keys import Settings, call_key, in_keys
 from pipegen.records import strict_json
@@ -40,10 +40,10 @@ K = TypeVar("K")
 _NONE: Settings = immutabledict()
 
 
-class Turn(Generic[K]):
+class TakenRow(Generic[K]):
     """A row that was taken and not given out, and its slot once there is one."""
 
-    def __init__(self, row: Row[K]) -> None:
+    def __init__(self, row: JobRow[K]) -> None:
         self.row = row
         self.slot: Slot[Any] | None = None
         """Set once the row has ended in this run."""
@@ -64,14 +64,14 @@ class Steps:
             else None
         )
 
-    def of(self, turn: Turn[Any], row: Way, wanted: EngineRequest) -> Slot[Any] | None:
+    def of(self, turn: TakenRow[Any], row: Row, wanted: EngineRequest) -> Slot[Any] | None:
         """The answer to what a row wants, where it is kept."""
         key = self._key(turn, row, wanted)
         if key is None or self._journal is None or not len(self._journal) or turn.row.anew:
             return None
         return self._kept(self._journal, key, wanted.input)
 
-    def keep(self, turn: Turn[Any], row: Way, wanted: EngineRequest, slot: Slot[Any]) -> None:
+    def keep(self, turn: TakenRow[Any], row: Row, wanted: EngineRequest, slot: Slot[Any]) -> None:
         """Write an answer, where it and what asks for it can be written."""
         key = self._key(turn, row, wanted)
         text = attempt(lambda: _line_of(slot)).value_or("")
@@ -98,7 +98,7 @@ class Steps:
         journal.forget(key, str(answer.failure()))  # another version of pipegen wrote it
         return None
 
-    def _key(self, turn: Turn[Any], row: Way, wanted: EngineRequest) -> str | None:
+    def _key(self, turn: TakenRow[Any], row: Row, wanted: EngineRequest) -> str | None:
         """What a row wants, where it is in the pipe, and of whom it wants it. None where a stage
         has changed what it wants to what has no key: what is wrong with that, the engine says.
         """

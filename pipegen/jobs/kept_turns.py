@@ -23,10 +23,10 @@ from pipegen.core.slots import Slot
 from pipegen.drivers.drive_parts import NoRequest
 from pipegen.io.jsonl import to_plain
 from pipegen.jobs.conversations import keep_row
-from pipegen.jobs.in_flight import InFlight, Waiting
-from pipegen.jobs.job_rows import Row
+from pipegen.jobs.in_flight import InFlight, SuspectQueue
+from pipegen.jobs.job_rows import JobRow
 from pipegen.jobs.journal import Journal
-from pipegen.jobs.kept_steps import Turn
+from pipegen.jobs.kept_steps import TakenRow
 from pipegen.records.requests import GenerationRequest
 
 K = TypeVar("K")
@@ -50,11 +50,11 @@ class Turns(Generic[K]):
 
     def __init__(
         self,
-        rows: Iterator[Row[K]],
+        rows: Iterator[JobRow[K]],
         journal: Journal,
         noted: InFlight,
         *,
-        ahead: Iterator[Row[K]],
+        ahead: Iterator[JobRow[K]],
         refuse: Callable[[K], GenerationError | None],
         backend: str,
     ) -> None:
@@ -67,21 +67,21 @@ class Turns(Generic[K]):
         )
         self.wake: Callable[[], None] = lambda: None
         """Is called where there is something to give out or to ask, and nobody else would look."""
-        self._turns = deque[Turn[K]]()
+        self._turns = deque[TakenRow[K]]()
         self._bytes = 0
         """Of the images of these rows."""
-        self._waiting = Waiting[Turn[K]](noted)
+        self._waiting = SuspectQueue[TakenRow[K]](noted)
         """Those of them that are to be asked."""
         self._suspects = set(noted.deaths)
         """Rows that were in flight when a process died, and were not taken yet."""
-        self._ahead: Iterator[Row[K]] | None = islice(ahead, WAITING)
-        self._early: dict[str, Turn[K]] = {}
+        self._ahead: Iterator[JobRow[K]] | None = islice(ahead, WAITING)
+        self._early: dict[str, TakenRow[K]] = {}
         """The rows from there that were not taken yet, by their keys."""
         self._raised: Exception | None = None
         """What the input raised: that is the end of it."""
         self._more = True
 
-    def take(self) -> tuple[Turn[K], Slot[GenerationRequest]] | NoRequest:
+    def take(self) -> tuple[TakenRow[K], Slot[GenerationRequest]] | NoRequest:
         """The next row that is to be asked; none now where others have to end, or are to be given
         out first. Raises what the input raised, at its end.
         """
@@ -114,7 +114,7 @@ class Turns(Generic[K]):
             raise self._raised
         return NoRequest.MORE
 
-    def keep(self, turn: Turn[K], slot: Slot[Any]) -> Slot[Any]:
+    def keep(self, turn: TakenRow[K], slot: Slot[Any]) -> Slot[Any]:
         """Write a row that has ended to the journal at once, though rows before it may still
         run. Gives its slot as it is kept.
         """
@@ -177,7 +177,7 @@ class Turns(Generic[K]):
             self._turns.append(early)
             return
         why = None if row.kept is not None else self._refuse(row.name)
-        turn = Turn(row if why is None else row._replace(key=None, request=Failure(why)))
+        turn = TakenRow(row if why is None else row._replace(key=None, request=Failure(why)))
         self._turns.append(turn)
         self._bytes += _bytes_of(turn.row)
         if self._suspects and row.key is not None:
@@ -185,7 +185,7 @@ class Turns(Generic[K]):
         if row.kept is None:
             self._ask(turn)
 
-    def _look_ahead(self, rows: Iterator[Row[K]]) -> None:
+    def _look_ahead(self, rows: Iterator[JobRow[K]]) -> None:
         """Take a row that is to be asked before its turn. What the input raises, it will raise
         again.
         """
@@ -193,11 +193,11 @@ class Turns(Generic[K]):
         if row is None:
             self._ahead = None
         elif row.key is not None and self._refuse(row.name) is None:
-            turn = self._early[row.key] = Turn(row)
+            turn = self._early[row.key] = TakenRow(row)
             self._suspects.discard(row.key)
             self._ask(turn)
 
-    def _ask(self, turn: Turn[K]) -> None:
+    def _ask(self, turn: TakenRow[K]) -> None:
         """A row is to be asked, unless too many processes have died of it."""
         key = turn.row.key
         died = (
@@ -212,7 +212,7 @@ class Turns(Generic[K]):
         self._journal.append(key, to_plain(turn.slot))
 
 
-def _bytes_of(row: Row[Any]) -> int:
+def _bytes_of(row: JobRow[Any]) -> int:
     """The bytes of a row's images."""
     if row.unread is not None:
         return 0

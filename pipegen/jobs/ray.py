@@ -35,7 +35,7 @@ from pipegen.drivers.arguments import Admission, Options, check_settings
 from pipegen.drivers.progress import Progress, watched
 from pipegen.engines.settings import ModelLoadConfig
 from pipegen.io.table_out import AnswerTable
-from pipegen.io.tables import Block, Columns, Row
+from pipegen.io.tables import Block, Columns, TableRow
 from pipegen.jobs.history import note_run, settings_of
 from pipegen.jobs.replica import Replica
 from pipegen.jobs.row_keys import Keys
@@ -120,7 +120,9 @@ class Generate:
 
         blocks = [*map(Block, table.combine_chunks().to_batches())]
         rows = [
-            Row(None, block, index) for block in blocks for index in range(block.batch.num_rows)
+            TableRow(None, block, index)
+            for block in blocks
+            for index in range(block.batch.num_rows)
         ]
         requests = [
             request_from(self._columns.request(values), "row")

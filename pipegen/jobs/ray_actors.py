@@ -34,7 +34,7 @@ from pipegen.core.errors import CallFailed
 from pipegen.core.foreign_calls import attempt
 from pipegen.core.slots import is_ok
 from pipegen.drivers.arguments import Admission
-from pipegen.jobs.job_rows import Row
+from pipegen.jobs.job_rows import JobRow
 from pipegen.jobs.kept_turns import WAITING
 from pipegen.jobs.ray import Counts, Keeper, Make, Metered, T
 from pipegen.jobs.runner import GRACE
@@ -157,7 +157,7 @@ def _reach(address: str, init: Callable[[], object]) -> None:
 
 
 def blocks_of(
-    rows: Iterator[Row[Any]],
+    rows: Iterator[JobRow[Any]],
     most: int = BLOCK_ROWS,
     replicas: int = 1,
     images: ImagePolicy | None = None,

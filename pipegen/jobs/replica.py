@@ -32,10 +32,10 @@ from pipegen.drivers.drive_parts import IN_FLIGHT, NoRequest
 from pipegen.drivers.mapping import flow_of
 from pipegen.io.jsonl import to_plain
 from pipegen.jobs.conversations import keep_row
-from pipegen.jobs.in_flight import InFlight, Waiting
-from pipegen.jobs.job_rows import Row, read_row, retry_of
+from pipegen.jobs.in_flight import InFlight, SuspectQueue
+from pipegen.jobs.job_rows import JobRow, read_row, retry_of
 from pipegen.jobs.journal import Journal
-from pipegen.jobs.kept_steps import Steps, Turn
+from pipegen.jobs.kept_steps import Steps, TakenRow
 from pipegen.jobs.runner import GRACE, require_job_folder
 from pipegen.records.requests import GenerationRequest
 
@@ -45,10 +45,10 @@ answered a row, and where none had: it is the engine then that does not work.
 """
 
 
-class _Row(Turn[None]):
+class _HandedRow(TakenRow[None]):
     """A row that was handed over and has not ended."""
 
-    def __init__(self, row: Row[None]) -> None:
+    def __init__(self, row: JobRow[None]) -> None:
         super().__init__(row)
         self.future = Future[Slot[Any]]()
         # who waits for it may give up; it ends nevertheless
@@ -97,7 +97,7 @@ class Replica:
             if folder is not None and self._journal is not None:
                 self._steps = drive_settings["kept"] = Steps(folder)
                 self._noted = InFlight(folder, run, owner, self._journal.has)
-            self._flow: Drive[_Row] = flow_of(
+            self._flow: Drive[_HandedRow] = flow_of(
                 route, self._take, admission, in_flight=in_flight, **drive_settings
             )
         except BaseException:
@@ -108,14 +108,14 @@ class Replica:
         )
         """How many rows in flight keep the engine full."""
         self._lock, self._releasing, self._released = threading.Lock(), threading.Lock(), False
-        self._rows = set[_Row]()
+        self._rows = set[_HandedRow]()
         """The rows that have not ended."""
-        self._keys: dict[str, _Row] = {}
+        self._keys: dict[str, _HandedRow] = {}
         """Those of them that have a key: equal ones are one."""
         self._worked, self._closing = False, False
         self._raised: Exception | None = None
         self._grace = GRACE
-        self._waiting = Waiting[_Row](self._noted)
+        self._waiting = SuspectQueue[_HandedRow](self._noted)
         self._thread = threading.Thread(target=self._work, name="pipegen-replica", daemon=True)
         most = FRUITLESS if self._noted is None or self._noted.answers else UNTRIED
         if self._noted is not None and self._noted.fruitless >= most:
@@ -134,7 +134,7 @@ class Replica:
         """Hand a row over. A row with a key is kept, and equal keys share one answer. The future
         raises where the engine cannot go on.
         """
-        row = _Row(Row(None, request, key, None))
+        row = _HandedRow(JobRow(None, request, key, None))
         with self._lock:
             if self._raised is not None:
                 row.future.set_exception(self._raised)
@@ -179,7 +179,7 @@ class Replica:
             if file is not None:
                 file.close()
 
-    def _known(self, journal: Journal, row: Row[None], key: str) -> Slot[Any] | None:
+    def _known(self, journal: Journal, row: JobRow[None], key: str) -> Slot[Any] | None:
         """The slot of a row that is not to be asked: it is in the journal, or has killed its
         process too often.
         """
@@ -219,7 +219,7 @@ class Replica:
         for row in rows:
             row.future.set_exception(self._raised)
 
-    def _take(self) -> tuple[_Row, Slot[GenerationRequest]] | NoRequest:
+    def _take(self) -> tuple[_HandedRow, Slot[GenerationRequest]] | NoRequest:
         with self._lock:
             row = self._waiting.next()
         if row is None:
@@ -229,7 +229,7 @@ class Replica:
             self._noted.begin(key)
         return row, row.row.request
 
-    def _finished(self, row: _Row, slot: Slot[Any]) -> None:
+    def _finished(self, row: _HandedRow, slot: Slot[Any]) -> None:
         """Keep the slot of a row that has ended, and hand it to who waits. Raises `CallFailed`
         where the engine has died.
         """

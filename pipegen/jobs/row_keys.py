@@ -32,14 +32,9 @@ from immutabledict import immutabledict
 
 from pipegen.records import strict_json
 from pipegen.records.messages import VideoSource, plain_messages
+from pipegen.records.option_records import GenerationOptions
 from pipegen.records.option_table import OPTIONS
-from pipegen.records.options import (
-    GenerationOptions,
-    flat_values,
-    in_effect,
-    options_from,
-    resolve,
-)
+from pipegen.records.options import flat_values, in_effect, options_from, resolve
 from pipegen.records.requests import GenerationRequest, RequestPolicy, ScoringRequest
 from pipegen.records.results import GenerationResult
 from pipegen.stages import Encoded, ResolvedRequest
@@ -148,7 +143,7 @@ class Keys:
         self._adapters: Mapping[str, str] = settings.get("adapters", {})
         self._mark = _mark(self._shared, SHARED_MARK)
         self._reading = _reading(settings)
-        self._counts = Counts()
+        self._counts = NumberCounts()
 
     def of(self, request: GenerationRequest) -> str:
         """The key of the next such request. Its images' bytes are loaded, and the run's options are
@@ -326,7 +321,7 @@ def _schema(schema: Any, reading: Reading) -> Any:
     return values
 
 
-class Counts:
+class NumberCounts:
     """How often each number came. Most come once: these take 8 to 16 bytes each, where a dict takes
     a hundred.
     """

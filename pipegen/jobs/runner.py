@@ -32,22 +32,14 @@ from pipegen.drivers.drive import Drive
 from pipegen.drivers.mapping import flow_of
 from pipegen.jobs.history import Made, changes, made_before, note_run, settings_of
 from pipegen.jobs.in_flight import InFlight, is_of_rows_in_flight, remove_left
-from pipegen.jobs.job_rows import Requests, Row, missing_rows, retry_of, rows_of
-from pipegen.jobs.journal import (
-    SETTINGS,
-    Journal,
-    JournalError,
-    SettingsDamaged,
-    files_of,
-    locked,
-    read_settings,
-)
-from pipegen.jobs.kept_steps import Steps, Turn
+from pipegen.jobs.job_rows import JobRow, Requests, missing_rows, retry_of, rows_of
+from pipegen.jobs.journal import SETTINGS, Journal, SettingsDamaged, files_of, locked, read_settings
+from pipegen.jobs.kept_steps import Steps, TakenRow
 from pipegen.jobs.kept_turns import Turns
 from pipegen.jobs.key_map import KeyMap
-from pipegen.jobs.new_file import TEMPORARY, refused, remove_stale
+from pipegen.jobs.new_file import TEMPORARY, JournalError, refused, remove_stale
 from pipegen.jobs.row_keys import Keys, context_of
-from pipegen.records.options import GenerationOptions
+from pipegen.records.option_records import GenerationOptions
 from pipegen.records.parse_request import Request
 from pipegen.records.requests import GenerationRequest, ImagePolicy, RequestPolicy
 from pipegen.records.results import GenerationResult
@@ -321,7 +313,7 @@ def start_job(
 
     again: gives the requests from the start, where they may be read twice. Then rows that are
         missing are asked at once, wherever they are.
-    reading: how requests that are `Unread` are read: what else they depend on than their data.
+    reading: how requests that are `UnreadRequest` are read: what else they depend on than their data.
     stamp: tells whether the input is as it was when it was read before (see `KeyMap`).
     as_written: finished rows may be given as `Written`, which need not be parsed.
     part: the shard whose rows are the job's, and of how many.
@@ -355,7 +347,7 @@ def start_job(
         as_written=as_written,
         part=part,
     )
-    ahead: Iterator[Row[K]] = iter(())
+    ahead: Iterator[JobRow[K]] = iter(())
     if again is not None and running.before:
         keys = Keys(settings)
         ahead = missing_rows(
@@ -370,11 +362,11 @@ def start_job(
     turns = Turns(rows, journal, running._noted, ahead=ahead, refuse=refuse, backend=route.name)
     last = route.parts[-1].name if route.parts else route.name
 
-    def keep(turn: Turn[K], slot: Slot[Any]) -> None:
+    def keep(turn: TakenRow[K], slot: Slot[Any]) -> None:
         kept = turns.keep(turn, slot.bind(partial(_result, last)))
         running.answered += turn.row.key is not None and is_ok(kept)
 
-    flow: Drive[Turn[K]] = flow_of(
+    flow: Drive[TakenRow[K]] = flow_of(
         route,
         turns.take,
         admission,
@@ -393,7 +385,7 @@ def start_job(
 
 
 def _slots(
-    running: Job[Any], turns: Turns[K], flow: Drive[Turn[K]]
+    running: Job[Any], turns: Turns[K], flow: Drive[TakenRow[K]]
 ) -> Generator[tuple[K, Slot[Any]], None, None]:
     """Run a job, and give out its rows in their turn."""
     try:

@@ -14,7 +14,7 @@ from returns.result import Result
 from pipegen.core.slots import Slot
 from pipegen.io.forms import ARROW, DELIMITERS, WRITTEN, TableError
 from pipegen.io.table_out import AnswerTable, Write, array_of, arrow_out, csv_out
-from pipegen.io.tables import Columns, Row
+from pipegen.io.tables import Columns, TableRow
 from pipegen.io.text_tables import column_kinds, schema_of_kinds
 from pipegen.jobs.new_file import new_file
 from pipegen.records.frozen import plain_id
@@ -120,7 +120,7 @@ def write_table(
                     " too, or set schema=, all columns with their types"
                 )
             row_id = plain_id(values.get(names.column_of("id") or "id"))
-            write(Row(values), str(count) if row_id is None else row_id, slot)
+            write(TableRow(values), str(count) if row_id is None else row_id, slot)
     return count
 
 

@@ -22,7 +22,7 @@ from pipegen.media.sizes import ImageSpec, pixel_budget
 from pipegen.records.fields import boolean, integer, number, record
 
 if TYPE_CHECKING:
-    from pipegen.records.options import VlmPreprocessOptions
+    from pipegen.records.option_groups import VlmPreprocessOptions
 
 
 _EPSILON = 1e-6
@@ -96,7 +96,7 @@ def frame_spec(spec: VideoSpec, options: VlmPreprocessOptions, count: int) -> Im
     """The sizes of each of so many frames: the budget of the options, else the checkpoint's, and
     its share of `max_video_pixels`.
 
-    >>> from pipegen.records.options import VlmPreprocessOptions
+    >>> from pipegen.records.option_groups import VlmPreprocessOptions
     >>> frame = ImageSpec(
     ...     kind="grid", patch_size=16, merge_size=2, min_pixels=4096, max_pixels=65_536
     ... )

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from PIL import Image
 
     from pipegen.core.slots import Slot
-    from pipegen.records.options import VlmPreprocessOptions
+    from pipegen.records.option_groups import VlmPreprocessOptions
     from pipegen.records.requests import ImagePolicy
 
 
@@ -151,7 +151,7 @@ def file_to_send(data: bytes, policy: ImagePolicy, index: int = 0) -> Slot[FileT
     [True, False]
     """
 
-    def file_of(opened: _Opened) -> FileToSend:
+    def file_of(opened: _DecodedImage) -> FileToSend:
         if opened.kind:
             return FileToSend(opened.kind, data)
         buffer = io.BytesIO()
@@ -161,14 +161,16 @@ def file_to_send(data: bytes, policy: ImagePolicy, index: int = 0) -> Slot[FileT
     return _opened(data, policy, index, file_of)
 
 
-class _Opened(NamedTuple):
+class _DecodedImage(NamedTuple):
     """A decoded image, and the kind of its file if that may be sent unchanged."""
 
     image: Image.Image
     kind: str
 
 
-def _opened(data: bytes, policy: ImagePolicy, index: int, use: Callable[[_Opened], T]) -> Slot[T]:
+def _opened(
+    data: bytes, policy: ImagePolicy, index: int, use: Callable[[_DecodedImage], T]
+) -> Slot[T]:
     """What `use` makes of the decoded image. The memory of both counts in `DECODING`. Where either
     raises `SourceRejected`, that is `BadImage(index)`.
     """
@@ -193,7 +195,7 @@ def _opened(data: bytes, policy: ImagePolicy, index: int, use: Callable[[_Opened
         return opened.bind(lambda decoded: accepted(lambda: use(decoded)))
 
 
-def _decoded(data: bytes, policy: ImagePolicy, until_used: ExitStack) -> _Opened:
+def _decoded(data: bytes, policy: ImagePolicy, until_used: ExitStack) -> _DecodedImage:
     from PIL import Image, UnidentifiedImageError
 
     counted = parts_of(data)
@@ -222,7 +224,7 @@ def _decoded(data: bytes, policy: ImagePolicy, until_used: ExitStack) -> _Opened
             depth = _depth(data)
             is_plain = _is_plain(image, orientation) and depth != 16
             kind = _SENT.get(image.format or "", "") if is_plain else ""
-            return _Opened(_turn(_rgb(image, depth), orientation), kind)
+            return _DecodedImage(_turn(_rgb(image, depth), orientation), kind)
     except UnidentifiedImageError:
         if not data:
             raise SourceRejected("is empty: 0 bytes") from None

@@ -16,12 +16,13 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from pipegen.records.fields import InvalidField, integer, one_of, record
+from pipegen.core.names import InvalidField
+from pipegen.records.fields import integer, one_of, record
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from pipegen.records.options import VlmPreprocessOptions
+    from pipegen.records.option_groups import VlmPreprocessOptions
 
 
 LARGEST_ASPECT_RATIO = 200
@@ -72,7 +73,7 @@ def pixel_budget(spec: ImageSpec, options: VlmPreprocessOptions) -> tuple[int, i
     If the options set only one, the other is moved to leave at least a factor of four between them.
     So every shape has a size.
 
-    >>> from pipegen.records.options import VlmPreprocessOptions
+    >>> from pipegen.records.option_groups import VlmPreprocessOptions
     >>> spec = ImageSpec(
     ...     kind="grid", patch_size=16, merge_size=2, min_pixels=65_536, max_pixels=1_000_000
     ... )

@@ -32,7 +32,7 @@ from pipegen.media.frames import VideoSpec, choose_frames, frame_spec, most_fram
 from pipegen.media.image import open_image, sized
 from pipegen.media.source import SourceRejected
 from pipegen.records.messages import VideoSource
-from pipegen.records.options import VlmPreprocessOptions
+from pipegen.records.option_groups import VlmPreprocessOptions
 from pipegen.records.requests import ImagePolicy
 from pipegen.records.results import PreparedImage
 
@@ -236,7 +236,7 @@ def _decoded(source: VideoSource, choose: Any) -> list[_Frame]:
 
 def _chosen(
     source: VideoSource, data: bytes, moments: Sequence[Fraction], choose: Any
-) -> tuple[list[int], _Shown]:
+) -> tuple[list[int], _DecodedFrames]:
     """The places that are chosen, and what the file shows there."""
     places = choose(_times(moments))
     return places, _shown(source, data, [moments[place] for place in places])
@@ -369,7 +369,7 @@ def _seconds(clock: str) -> float:
     return 3600 * hours + 60 * minutes + seconds
 
 
-class _Shown(NamedTuple):
+class _DecodedFrames(NamedTuple):
     """What decoding showed: the time of each frame up to the last that was wanted, and those that
     were.
     """
@@ -378,7 +378,7 @@ class _Shown(NamedTuple):
     images: dict[Fraction, Image.Image]
 
 
-def _shown(source: VideoSource, data: bytes, requested: Sequence[Fraction]) -> _Shown:
+def _shown(source: VideoSource, data: bytes, requested: Sequence[Fraction]) -> _DecodedFrames:
     """Decode the file once, and keep the wanted frames."""
     from av.error import FFmpegError
 
@@ -405,7 +405,7 @@ def _shown(source: VideoSource, data: bytes, requested: Sequence[Fraction]) -> _
                 f"is damaged at frame {len(moments)}: {raised.strerror or raised}",
                 "get the whole file",
             ) from raised
-    return _Shown(sorted(moments), images)
+    return _DecodedFrames(sorted(moments), images)
 
 
 def _frames(container: Any, stream: Any) -> Iterator[Any]:

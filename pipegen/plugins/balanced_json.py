@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from pipegen.core.names import InvalidField
 from pipegen.engines.plugin import Plugin
-from pipegen.records.fields import InvalidField
 
 
 class ScanState(NamedTuple):

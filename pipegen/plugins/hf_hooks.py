@@ -15,8 +15,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+from pipegen.core.names import InvalidField
 from pipegen.engines.plugin import Plugin, RowContext, takes
-from pipegen.records.fields import InvalidField
 
 Hook = Callable[..., Any]
 

@@ -4,7 +4,7 @@ The state is immutable, so continuations can be tried. It keeps digests instead 
 character costs the same.
 
 >>> marks = []
->>> state = Reading()
+>>> state = JsonState()
 >>> for char in 'Two: [{"a": 1, "b": 2}, {"b": 2.0, "\\u0061": 1}]':
 ...     state, mark = read(state, char)
 ...     marks += [] if mark is None else [mark]
@@ -52,7 +52,7 @@ class Open(NamedTuple):
         return self.outer is None or self.outer.is_list
 
 
-class Reading(NamedTuple):
+class JsonState(NamedTuple):
     """How far a text has been read."""
 
     top: Open | None = None
@@ -67,10 +67,12 @@ class Reading(NamedTuple):
     """Characters of JSON read, without white space between its parts."""
 
 
-Step = tuple[Reading, int | None]
+Step = tuple[JsonState, int | None]
 
 
-def read(reading: Reading, char: str, keys: Sequence[int] | None = None, min_size: int = 0) -> Step:
+def read(
+    reading: JsonState, char: str, keys: Sequence[int] | None = None, min_size: int = 0
+) -> Step:
     """The state after one more character, and the digest of the object that this character
     completes, or None.
 
@@ -87,14 +89,14 @@ def read(reading: Reading, char: str, keys: Sequence[int] | None = None, min_siz
         return _open(None, char, 0), None
     if char.isalnum() or char in "+-.":
         fits = reading.scalar or top.expected in (VALUE, VALUE_OR_CLOSE)
-        return (Reading(top, reading.scalar + char, size=size + 1) if fits else Reading()), None
+        return (JsonState(top, reading.scalar + char, size=size + 1) if fits else JsonState()), None
     mark = None
     if reading.scalar:
         value = _scalar(reading.scalar) if char in " \t\r\n,}]" else None
         if value is None:
             return _open(None, char, 0), None
         top, mark = _put(top, value, size, keys, min_size)
-        reading = Reading(top, size=size)
+        reading = JsonState(top, size=size)
     if char in " \t\r\n":
         return reading, mark
     if char in "}]":
@@ -103,30 +105,30 @@ def read(reading: Reading, char: str, keys: Sequence[int] | None = None, min_siz
     return _structure(top, char, size), mark
 
 
-def _structure(top: Open, char: str, size: int) -> Reading:
+def _structure(top: Open, char: str, size: int) -> JsonState:
     """The state after a quote, an opener, a comma or a colon; anything else is not JSON."""
     expected = top.expected
     if char == '"' and expected not in (COLON, COMMA_OR_CLOSE):
-        return Reading(top, string=0, size=size + 1)
+        return JsonState(top, string=0, size=size + 1)
     if char in "{[" and expected in (VALUE, VALUE_OR_CLOSE):
         return _open(top, char, size)
     if char == "," and expected == COMMA_OR_CLOSE:
-        return Reading(top._replace(expected=VALUE if top.is_list else NAME), size=size + 1)
+        return JsonState(top._replace(expected=VALUE if top.is_list else NAME), size=size + 1)
     if char == ":" and expected == COLON:
-        return Reading(top._replace(expected=VALUE), size=size + 1)
+        return JsonState(top._replace(expected=VALUE), size=size + 1)
     return _open(None, char, 0)
 
 
-def _open(outer: Open | None, char: str, size: int) -> Reading:
+def _open(outer: Open | None, char: str, size: int) -> JsonState:
     if char == "{":
-        return Reading(
+        return JsonState(
             Open(outer, is_list=False, expected=NAME_OR_CLOSE, begun=size), size=size + 1
         )
     if char == "[":
-        return Reading(
+        return JsonState(
             Open(outer, is_list=True, expected=VALUE_OR_CLOSE, begun=size), size=size + 1
         )
-    return Reading()
+    return JsonState()
 
 
 def _close(top: Open, char: str, size: int, keys: Sequence[int] | None, min_size: int) -> Step:
@@ -134,7 +136,7 @@ def _close(top: Open, char: str, size: int, keys: Sequence[int] | None, min_size
         COMMA_OR_CLOSE,
         VALUE_OR_CLOSE if top.is_list else NAME_OR_CLOSE,
     ):
-        return Reading(), None
+        return JsonState(), None
     value = (
         hash(("list", top.items))
         if top.is_list
@@ -146,9 +148,9 @@ def _close(top: Open, char: str, size: int, keys: Sequence[int] | None, min_size
         else None
     )
     if top.outer is None:
-        return Reading(), mark
+        return JsonState(), mark
     outer, outer_mark = _put(top.outer, value, size, keys, min_size)
-    return Reading(outer, size=size), outer_mark if mark is None else mark
+    return JsonState(outer, size=size), outer_mark if mark is None else mark
 
 
 def _put(
@@ -171,7 +173,7 @@ def _put(
 
 
 def _in_string(
-    reading: Reading, string: int, char: str, keys: Sequence[int] | None, min_size: int
+    reading: JsonState, string: int, char: str, keys: Sequence[int] | None, min_size: int
 ) -> Step:
     top, escape, size = reading.top, reading.escape, reading.size + 1
     if escape.startswith("\\u"):
@@ -179,13 +181,13 @@ def _in_string(
             done = len(escape) == 5
             string = _longer(string, chr(int(escape[2:] + char, 16))) if done else string
             return (
-                Reading(top, string=string, escape="" if done else escape + char, size=size),
+                JsonState(top, string=string, escape="" if done else escape + char, size=size),
                 None,
             )
         string = _longer(string, escape)  # not JSON; taken literally
     elif escape:
         return (
-            Reading(
+            JsonState(
                 top,
                 string=string if char == "u" else _longer(string, ESCAPES.get(char, char)),
                 escape="\\u" if char == "u" else "",
@@ -194,13 +196,15 @@ def _in_string(
             None,
         )
     if char == "\\":
-        return Reading(top, string=string, escape=char, size=size), None
+        return JsonState(top, string=string, escape=char, size=size), None
     if char != '"' or top is None:
-        return Reading(top, string=_longer(string, char), size=size), None
+        return JsonState(top, string=_longer(string, char), size=size), None
     if top.expected in (NAME, NAME_OR_CLOSE):
-        return Reading(top._replace(expected=COLON, name=hash(("string", string))), size=size), None
+        return JsonState(
+            top._replace(expected=COLON, name=hash(("string", string))), size=size
+        ), None
     top, mark = _put(top, hash(("string", string)), size, keys, min_size)
-    return Reading(top, size=size), mark
+    return JsonState(top, size=size), mark
 
 
 def _longer(string: int, text: str) -> int:
@@ -235,10 +239,10 @@ def _scalar(text: str) -> int | None:
     return hash(("number", sign, digits, str(exponent))) if digits else hash(("number", "0"))
 
 
-def following(reading: Reading) -> frozenset[str]:
+def following(reading: JsonState) -> frozenset[str]:
     """The characters that continue the JSON after `reading`; in a string, `QUOTE`, which ends it.
 
-    >>> sorted(following(read(Reading(), "{")[0]) - following(Reading()))
+    >>> sorted(following(read(JsonState(), "{")[0]) - following(JsonState()))
     ['\\t', '\\n', '\\r', ' ', '"', ',', ':', '[', ']', '}']
     """
     if reading.string is not None:
@@ -252,11 +256,11 @@ def following(reading: Reading) -> frozenset[str]:
     )
 
 
-def needed(reading: Reading, keys: Sequence[int] | None) -> str:
+def needed(reading: JsonState, keys: Sequence[int] | None) -> str:
     """Characters of which a text must contain one to complete an object that is open after
     `reading`; for `keys` see `read`.
 
-    >>> in_list, in_object = read(Reading(), "[")[0], read(Reading(), "{")[0]
+    >>> in_list, in_object = read(JsonState(), "[")[0], read(JsonState(), "{")[0]
     >>> needed(in_list, (digest("a"),)), needed(in_object, (digest("a"),)), needed(in_object, None)
     ('', ':', '}')
     """

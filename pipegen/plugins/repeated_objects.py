@@ -14,11 +14,11 @@ from functools import cached_property
 from itertools import groupby
 from typing import Any
 
+from pipegen.core.names import InvalidField
 from pipegen.ending.detokenize import Detokenizer
 from pipegen.engines.plugin import Plugin, RowContext
 from pipegen.engines.tokenizer import Tokenizer
-from pipegen.plugins.json_reader import ENDERS, QUOTE, Reading, digest, following, needed, read
-from pipegen.records.fields import InvalidField
+from pipegen.plugins.json_reader import ENDERS, QUOTE, JsonState, digest, following, needed, read
 
 INCOMPLETE = "\ufffd"
 SHORT = 24
@@ -76,16 +76,16 @@ def forbid_repeated_objects(
     )
 
 
-Branches = tuple[tuple[str, "Branch"], ...]
+PrefixNodes = tuple[tuple[str, "PrefixNode"], ...]
 
 
-class Branch:
+class PrefixNode:
     """The tokens with a common prefix: a node of a prefix tree that is built on demand."""
 
     def __init__(self, tokens: Sequence[tuple[str, int]], depth: int) -> None:
         self._tokens = tokens  # sorted
         self._depth = depth
-        self._chosen: dict[tuple[frozenset[str], str, str], Branches] = {}
+        self._chosen: dict[tuple[frozenset[str], str, str], PrefixNodes] = {}
 
     @property
     def token_ids(self) -> Iterator[int]:
@@ -97,15 +97,15 @@ class Branch:
         return frozenset().union(*(text[self._depth :] for text, _ in self._tokens))
 
     @cached_property
-    def _longer(self) -> Branches:
+    def _longer(self) -> PrefixNodes:
         """The branches whose prefix is one character longer, with that character."""
         tokens = (token for token in self._tokens if len(token[0]) > self._depth)
         return tuple(
-            (char, Branch(list(group), self._depth + 1))
+            (char, PrefixNode(list(group), self._depth + 1))
             for char, group in groupby(tokens, key=lambda token: token[0][self._depth])
         )
 
-    def after(self, reading: Reading, keys: Sequence[int] | None) -> Branches:
+    def after(self, reading: JsonState, keys: Sequence[int] | None) -> PrefixNodes:
         """The longer branches that may complete an object after `reading`; others are ruled out
         without reading them.
         """
@@ -147,7 +147,7 @@ class Vocabulary:
         tokens = sorted(
             (text, token_id) for text, token_id in texts if not set(enders).isdisjoint(text)
         )
-        self.root = Branch(tokens, 0)
+        self.root = PrefixNode(tokens, 0)
         self.partial = frozenset(
             token_id for text, token_id in tokens if text.startswith(INCOMPLETE)
         )
@@ -174,7 +174,7 @@ class RepeatedObjects:
         self._read = context.prompt_length
         self._detokenizer = Detokenizer(tokenizer)
         self._recent: list[int] = []
-        self._reading = Reading()
+        self._reading = JsonState()
         self._written: set[int] = set()
         self._strings = {0}
         """Digests of the strings written, and of all their prefixes."""
@@ -226,7 +226,7 @@ class RepeatedObjects:
             }
         return forbidden
 
-    def _search(self, vocabulary: Vocabulary, reading: Reading) -> Iterator[int]:
+    def _search(self, vocabulary: Vocabulary, reading: JsonState) -> Iterator[int]:
         """The tokens that would complete a repeat after `reading`."""
         paths = [(vocabulary.root, reading, frozenset[int]())]
         while paths:
@@ -238,7 +238,7 @@ class RepeatedObjects:
                 elif longer.ahead and not self._is_new(before, after, longer.ahead):
                     paths.append((longer, after, new if mark is None else new | {mark}))
 
-    def _is_new(self, before: Reading, after: Reading, ahead: frozenset[str]) -> bool:
+    def _is_new(self, before: JsonState, after: JsonState, ahead: frozenset[str]) -> bool:
         """Whether a new string is being written, so that its object is new, and no other object can
         begin.
         """

@@ -9,8 +9,8 @@
 
 from __future__ import annotations
 
+from pipegen.core.names import InvalidField
 from pipegen.engines.plugin import Plugin
-from pipegen.records.fields import InvalidField
 
 PLAIN = "0123456789+-.,:;|=_*#~/()[]{} \t\r\n"
 """Characters whose repetition is no loop: numbers in a list, rules, empty tables, white space."""

@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from pipegen.answer.split_thought import reasoning_of
+from pipegen.core.names import InvalidField
 from pipegen.engines.plugin import Plugin
-from pipegen.records.fields import InvalidField
 
 
 def strip_prefix(markers: Sequence[str]) -> Plugin:

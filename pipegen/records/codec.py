@@ -36,7 +36,8 @@ from pipegen.records import strict_json
 from pipegen.records.fields import FieldRow, UnknownField, metadata_of
 from pipegen.records.frozen import freeze
 from pipegen.records.messages import ImageSource, VideoSource
-from pipegen.records.options import GenerationOptions, flat_values, options_from
+from pipegen.records.option_records import GenerationOptions
+from pipegen.records.options import flat_values, options_from
 
 T = TypeVar("T")
 _NULL = frozenset((NoneType,))

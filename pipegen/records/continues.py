@@ -15,8 +15,8 @@ from collections.abc import Mapping
 from typing import Annotated, Literal
 from zlib import crc32
 
+from pipegen.core.names import InvalidField
 from pipegen.records.fields import (
-    InvalidField,
     boolean,
     integer,
     non_empty_string,

@@ -43,13 +43,6 @@ from pipegen.core.functional import without_none
 from pipegen.core.names import InvalidField, nearest
 from pipegen.records.frozen import exact, freeze, plain_list, plain_number, printed
 
-__all__ = [
-    "BRIEF", "UNWRITTEN", "Check", "FieldRow", "InvalidField", "JsonSchema", "UnknownField", "unchecked_replace", "boolean",
-    "checks_of", "help_of", "instance", "integer", "mapping", "metadata_of", "names_of", "nearest",
-    "non_empty_string", "number", "one_of", "path", "record", "schema_of", "string",
-    "taken_instead", "token_ids", "tuple_of", "with_schema",
-]  # fmt: skip
-
 C = TypeVar("C")
 T = TypeVar("T")
 Check = Callable[[Any], object]

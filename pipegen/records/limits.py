@@ -1,7 +1,7 @@
 """Whether a request asks for no more than the run allows.
 
 >>> from pipegen.records.option_table import OPTIONS
->>> from pipegen.records.options import GenerationOptions
+>>> from pipegen.records.option_records import GenerationOptions
 >>> from pipegen.records.requests import TextGenerationRequest
 >>> allowed(
 ...     TextGenerationRequest(prompt="a", options=GenerationOptions(samples=10**9)),
@@ -22,8 +22,9 @@ from returns.result import Failure, Success
 from pipegen.core.errors import InvalidRequest
 from pipegen.core.slots import Slot
 from pipegen.records.messages import TextPart, VideoSource
+from pipegen.records.option_records import GenerationOptions
 from pipegen.records.option_table import OPTIONS
-from pipegen.records.options import GenerationOptions, flat_values
+from pipegen.records.options import flat_values
 from pipegen.records.requests import GenerationRequest, RequestPolicy
 
 Amount: TypeAlias = tuple[str, str, int]

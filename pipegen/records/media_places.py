@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from pipegen.records.fields import InvalidField
+from pipegen.core.names import InvalidField
 from pipegen.records.messages import (
     ImagePart,
     ImageSource,

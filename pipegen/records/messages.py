@@ -22,8 +22,9 @@ from typing import Annotated, Any, Self, cast
 
 from immutabledict import immutabledict
 
+from pipegen.core.names import InvalidField, nearest
 from pipegen.records import strict_json
-from pipegen.records.fields import InvalidField, mapping, nearest, number, record, tuple_of
+from pipegen.records.fields import mapping, number, record, tuple_of
 from pipegen.records.frozen import exact, freeze, plain_list, printed, thaw
 
 _SIZES = ("min_pixels", "max_pixels", "resized_height", "resized_width", "detail")

@@ -23,9 +23,9 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from pipegen.core.names import InvalidField
 from pipegen.core.slots import is_ok
 from pipegen.records.continues import Continues, History, text_crc32
-from pipegen.records.fields import InvalidField
 from pipegen.records.frozen import printed, thaw
 from pipegen.records.messages import (
     ImagePart,
@@ -35,7 +35,9 @@ from pipegen.records.messages import (
     message_from,
     plain_messages,
 )
-from pipegen.records.options import ChatTemplateOptions, GenerationOptions, merge, options_from
+from pipegen.records.option_groups import ChatTemplateOptions
+from pipegen.records.option_records import GenerationOptions
+from pipegen.records.options import merge, options_from
 from pipegen.records.requests import (
     GenerationRequest,
     ScoringRequest,

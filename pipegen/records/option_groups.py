@@ -13,9 +13,9 @@ from typing import Annotated, Any, Literal
 
 from immutabledict import immutabledict
 
+from pipegen.core.names import InvalidField
 from pipegen.records import strict_json
 from pipegen.records.fields import (
-    InvalidField,
     boolean,
     integer,
     mapping,

@@ -13,8 +13,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
+from pipegen.core.names import InvalidField
 from pipegen.records.fields import (
-    InvalidField,
     boolean,
     integer,
     non_empty_string,

@@ -12,7 +12,8 @@ import operator
 from collections.abc import Iterable, Mapping
 from typing import Any, Literal, NamedTuple, get_args
 
-from pipegen.records.fields import help_of, metadata_of, nearest
+from pipegen.core.names import nearest
+from pipegen.records.fields import help_of, metadata_of
 from pipegen.records.option_groups import GROUPS
 from pipegen.records.option_records import GenerationOptions
 from pipegen.records.option_row import OptionRow

@@ -24,38 +24,17 @@ from typing import Any, TypeVar
 
 from immutabledict import immutabledict
 
-from pipegen.records.fields import InvalidField, UnknownField
+from pipegen.core.names import InvalidField
+from pipegen.records.fields import UnknownField
 from pipegen.records.frozen import NOTHING, printed
 from pipegen.records.option_groups import (
     GROUPS,
     ChatTemplateOptions,
-    DecodeOptions,
-    StopOptions,
     StructuredOptions,
-    VlmPreprocessOptions,
 )
 from pipegen.records.option_records import GenerationOptions
 from pipegen.records.option_row import Role
 from pipegen.records.option_table import DEFAULTS, OPTIONS, names_in, nearest_option
-
-__all__ = [
-    "DEFAULTS",
-    "GROUPS",
-    "ChatTemplateOptions",
-    "DecodeOptions",
-    "GenerationOptions",
-    "StopOptions",
-    "StructuredOptions",
-    "VlmPreprocessOptions",
-    "flat_values",
-    "in_effect",
-    "in_our_words",
-    "merge",
-    "option_names",
-    "options_from",
-    "resolve",
-    "unset",
-]
 
 R = TypeVar("R")
 

@@ -12,9 +12,10 @@ from returns.result import Failure, Success
 
 from pipegen.core.errors import InvalidRequest
 from pipegen.core.foreign_calls import Raised, guard_result
+from pipegen.core.names import InvalidField
 from pipegen.core.slots import Slot
 from pipegen.records import strict_json
-from pipegen.records.fields import InvalidField, checks_of
+from pipegen.records.fields import checks_of
 from pipegen.records.frozen import freeze, plain_id, plain_list, plain_number, printed
 from pipegen.records.option_table import OPTIONS
 from pipegen.records.options import options_from

@@ -21,9 +21,8 @@ from collections.abc import Mapping, Sequence
 from itertools import dropwhile, takewhile
 from typing import Any, NamedTuple
 
-from pipegen.core.names import folded, misspelt
+from pipegen.core.names import InvalidField, folded, misspelt
 from pipegen.records import strict_json
-from pipegen.records.fields import InvalidField
 from pipegen.records.frozen import exact, plain_list, printed
 from pipegen.records.messages import Message
 from pipegen.records.option_table import OPTIONS, OTHER_NAMES

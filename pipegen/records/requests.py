@@ -20,14 +20,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from immutabledict import immutabledict
 
-from pipegen.core.names import folded, misspelt
+from pipegen.core.names import InvalidField, folded, misspelt, nearest
 from pipegen.records.continues import Continues, continues_from
 from pipegen.records.fields import (
-    InvalidField,
     boolean,
     integer,
     mapping,
-    nearest,
     non_empty_string,
     number,
     path,
@@ -48,8 +46,10 @@ from pipegen.records.messages import (
     message_from,
     sources_in,
 )
+from pipegen.records.option_groups import GROUPS
+from pipegen.records.option_records import GenerationOptions
 from pipegen.records.option_table import OTHER_NAMES
-from pipegen.records.options import GROUPS, GenerationOptions, option_names
+from pipegen.records.options import option_names
 
 MESSAGES = '[{"role": "user", "content": "..."}]'
 """The form of messages, for words about what has another one."""

@@ -1,6 +1,7 @@
 """The records of a pipeline, from the resolved request to the result.
 
->>> from pipegen.records.options import GenerationOptions, resolve
+>>> from pipegen.records.option_records import GenerationOptions
+>>> from pipegen.records.options import resolve
 >>> GenerationResult(
 ...     text="a", raw_text="a", finish=Finish.EOS, options=resolve(GenerationOptions())
 ... ).finish.value
@@ -23,7 +24,7 @@ from pipegen.records.call_form import CallForm
 from pipegen.records.continues import History
 from pipegen.records.fields import BRIEF, UNWRITTEN, FieldRow, instance, record, string
 from pipegen.records.messages import Message, plain_messages
-from pipegen.records.options import GenerationOptions
+from pipegen.records.option_records import GenerationOptions
 from pipegen.records.requests import GenerationRequest
 from pipegen.records.rollouts import Grid, Rollout, one_rollout, rollouts_of
 

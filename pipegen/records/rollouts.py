@@ -25,7 +25,8 @@ from collections.abc import Iterator, Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
-from pipegen.records.fields import InvalidField, names_of, one_of, record, unchecked_replace
+from pipegen.core.names import InvalidField
+from pipegen.records.fields import names_of, one_of, record, unchecked_replace
 from pipegen.records.frozen import printed
 from pipegen.records.messages import ImageSource
 from pipegen.records.option_row import LogprobsOf
@@ -91,7 +92,7 @@ class Rollout:
         return self.prompt_token_ids + self.token_ids
 
 
-class Run(NamedTuple):
+class TurnRun(NamedTuple):
     """Turns whose prompts each begin with the ids of the turns before."""
 
     ids: tuple[int, ...] = ()
@@ -114,7 +115,7 @@ class Run(NamedTuple):
             and result.image_digests[: len(self.digests)] == self.digests
         )
 
-    def then(self, result: GenerationResult) -> Run:
+    def then(self, result: GenerationResult) -> TurnRun:
         """With the answer of the next turn, but for what was forced in it."""
         new_logprobs, forced = result.logprobs, {*result.forced}
         logprobs = None
@@ -125,7 +126,7 @@ class Run(NamedTuple):
                 token.logprob for index, token in enumerate(new_logprobs) if index not in forced
             ]
             logprobs = (*self.logprobs, *sampled)
-        return Run(
+        return TurnRun(
             result.prompt_token_ids + result.token_ids,
             (*self.places, *_sampled(result)),
             logprobs,
@@ -180,7 +181,7 @@ def _sampled(result: GenerationResult) -> Iterator[tuple[int, int]]:
 
 def runs_of(
     result: GenerationResult, request: GenerationRequest | None = None
-) -> tuple[tuple[Rollout, ...], Run] | str:
+) -> tuple[tuple[Rollout, ...], TurnRun] | str:
     """The rollouts that have ended, and the run that a result's answer ends; or why they are not
     known. `request` is that of a single turn, where the result does not hold it. The request of the
     first turn holds the turns before it.
@@ -189,13 +190,13 @@ def runs_of(
     if request is None and turns[0].turn is not None:
         request = turns[0].turn.request
     earlier: list[Rollout] = []
-    runs: list[Run] = []
+    runs: list[TurnRun] = []
     if request is not None and (continues := request.continues) is not None:
         if continues.sampled is None:
             return "the ids of the turns before it are not known"
         before = (request.messages or ())[: continues.messages]
         runs.append(
-            Run(
+            TurnRun(
                 continues.before,
                 continues.sampled,
                 continues.logprobs,
@@ -211,12 +212,12 @@ def runs_of(
     for turn in turns:
         if not turn.prompt_token_ids or (turn.completion_tokens and not turn.token_ids):
             return "a chat server rendered its prompt and gave no ids"
-        run = runs[-1] if runs else Run()
+        run = runs[-1] if runs else TurnRun()
         if not run.goes_on(turn):
             if turn.exact and not any(one.goes_on(turn) for one in runs):
                 return "its rounds are several conversations"
             earlier.append(run.rollout(result.id, earlier))
-            run = Run()
+            run = TurnRun()
         runs.append(run.then(turn))
     return tuple(earlier), runs[-1]
 

@@ -28,7 +28,9 @@ from pipegen.drivers.route import Route
 from pipegen.drivers.scoring import continued_by, scoring
 from pipegen.drivers.streaming import Done, stream
 from pipegen.records.engine_list import Dialect
-from pipegen.records.options import ChatTemplateOptions, GenerationOptions, merge
+from pipegen.records.option_groups import ChatTemplateOptions
+from pipegen.records.option_records import GenerationOptions
+from pipegen.records.options import merge
 from pipegen.records.parse_request import Request
 from pipegen.records.requests import GenerationRequest, ImagePolicy
 from pipegen.records.results import GenerationResult
@@ -78,7 +80,7 @@ class Server:
     """How many requests were asked after their answers came."""
 
 
-class Asked(NamedTuple):
+class RequestSet(NamedTuple):
     """Requests, and what is asked of them beside temperature 0."""
 
     requests: Sequence[Slot[GenerationRequest]]
@@ -100,15 +102,15 @@ def answers_of(
     options = GenerationOptions(max_new_tokens=max_new_tokens)
     by_ids = plain_requests(requests, image_policy)
     by_chat = [slot for slot in by_ids if slot.map(_has_messages).value_or(True)]
-    answers = ask(routes, "chat", Asked(by_chat, options, image_policy), tell)
+    answers = ask(routes, "chat", RequestSet(by_chat, options, image_policy), tell)
     if routes.by_ids is not None:
         batch = [slot for slot in by_ids if is_ok(slot)]
-        answers += ask(routes, "ids", Asked(batch, options, image_policy), tell)
+        answers += ask(routes, "ids", RequestSet(batch, options, image_policy), tell)
     return answers
 
 
 def ask(
-    routes: Routes, way: Way, asked: Asked, tell: Callable[[str], object] = lambda text: None
+    routes: Routes, way: Way, asked: RequestSet, tell: Callable[[str], object] = lambda text: None
 ) -> list[Answer | Failed]:
     """The answers one way. What this way does not honour is left out where the other way was asked
     too.
@@ -158,7 +160,7 @@ def _has_messages(request: GenerationRequest) -> bool:
     return request.messages is not None
 
 
-def _continued(request: Slot[GenerationRequest], row: _Row) -> Slot[GenerationRequest]:
+def _continued(request: Slot[GenerationRequest], row: _AnsweredRow) -> Slot[GenerationRequest]:
     return request.bind(lambda known: continued_by(of_prompt(known, known.options), row.ids))
 
 
@@ -172,7 +174,7 @@ def of_prompt(request: GenerationRequest, options: GenerationOptions | None) -> 
 
 
 def _run(
-    route: Route, asked: Asked, options: GenerationOptions | None
+    route: Route, asked: RequestSet, options: GenerationOptions | None
 ) -> Sequence[Slot[GenerationResult]]:
     if not asked.streamed:
         return run(route, asked.requests, options, image_policy=asked.image_policy)
@@ -246,7 +248,7 @@ def unswitched(request: GenerationRequest, reference: Route) -> GenerationReques
     )
 
 
-class _Row(NamedTuple):
+class _AnsweredRow(NamedTuple):
     """A server's answer, and the ids that are scored."""
 
     result: GenerationResult
@@ -263,14 +265,14 @@ class _Row(NamedTuple):
     """
 
 
-def _row(reference: Route, result: GenerationResult) -> Slot[_Row]:
+def _row(reference: Route, result: GenerationResult) -> Slot[_AnsweredRow]:
     engine = reference.engine
     ends = engine.eos_token_ids
     apart = is_taken_apart(result)
     ids = () if apart and ends else ids_of(result, engine.tokenizer, ends)
     if not ids and not ends:
         return Failure(MalformedResponse(_NOTHING))
-    return Success(_Row(result, ids or ends[:1], not result.token_ids, not ids, apart))
+    return Success(_AnsweredRow(result, ids or ends[:1], not result.token_ids, not ids, apart))
 
 
 _NOTHING = "the server answers nothing, and names no end"
@@ -286,7 +288,13 @@ def _judged(answer: Answer) -> Answer | Failed:
 
 
 def _answer(
-    name: str, way: Way, row: _Row, scored: Scored, routes: Routes, images: int, note: str | None
+    name: str,
+    way: Way,
+    row: _AnsweredRow,
+    scored: Scored,
+    routes: Routes,
+    images: int,
+    note: str | None,
 ) -> Answer:
     result = row.result
     by_ids = way == "ids"  # which are those that were sent

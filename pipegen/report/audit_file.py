@@ -20,7 +20,8 @@ from pipegen.drivers.route import Route
 from pipegen.drivers.scoring import continued_by, score
 from pipegen.records.codec import encode
 from pipegen.records.fields import record
-from pipegen.records.options import ChatTemplateOptions, GenerationOptions
+from pipegen.records.option_groups import ChatTemplateOptions
+from pipegen.records.option_records import GenerationOptions
 from pipegen.records.parse_request import request_from
 from pipegen.records.requests import GenerationRequest, ImagePolicy
 from pipegen.records.results import GenerationResult
@@ -38,7 +39,15 @@ from pipegen.report.audit_tokens import RowKind, TokenJudge
 from pipegen.report.diff import UNKNOWN
 from pipegen.report.respelled import unspelled
 from pipegen.report.together import ScoredRow, wrong_together
-from pipegen.report.verdict import SPREAD, Limits, Measured, Precision, distances, limits_of, rms
+from pipegen.report.verdict import (
+    SPREAD,
+    Measured,
+    NoiseLimits,
+    Precision,
+    distances,
+    limits_of,
+    rms,
+)
 
 WINDOW = 64
 """Rows that are scored together."""
@@ -163,15 +172,15 @@ def verify_results(
     )
 
 
-class _Row(NamedTuple):
+class _RecordedRow(NamedTuple):
     id: str
     request: str
     """The id of its request."""
     result: GenerationResult
 
 
-class _Asked(NamedTuple):
-    row: _Row
+class _RowToScore(NamedTuple):
+    row: _RecordedRow
     ids: tuple[int, ...]
     slots: list[Slot[GenerationRequest]]
     """What is scored: the ids after the recorded prompt and, last, after the rendered one."""
@@ -186,10 +195,10 @@ class _Audit(NamedTuple):
     policy: ImagePolicy | None
     room: Callable[[GenerationResult], int | None]
 
-    def scored(self, rows: Sequence[_Row | RowVerdict]) -> list[ScoredRow | RowVerdict]:
+    def scored(self, rows: Sequence[_RecordedRow | RowVerdict]) -> list[ScoredRow | RowVerdict]:
         """The rows with what the reference makes of them, or why it makes nothing of them."""
         asked = [row if isinstance(row, RowVerdict) else self._asked(row) for row in rows]
-        slots = [slot for entry in asked if isinstance(entry, _Asked) for slot in entry.slots]
+        slots = [slot for entry in asked if isinstance(entry, _RowToScore) for slot in entry.slots]
         scores = iter(_scores(slots, self.reference, self.policy))
         return [
             entry
@@ -198,7 +207,7 @@ class _Audit(NamedTuple):
             for entry in asked
         ]
 
-    def _scored(self, asked: _Asked, scores: list[Slot[Scored]]) -> ScoredRow | RowVerdict:
+    def _scored(self, asked: _RowToScore, scores: list[Slot[Scored]]) -> ScoredRow | RowVerdict:
         (name, request, result), of_ids, rendered = asked.row, scores[0], scores[-1]
         if not is_ok(of_ids):
             reason = f"the reference does not score it: {of_ids.failure().message}"
@@ -219,7 +228,7 @@ class _Audit(NamedTuple):
             tuple(distances(recorded, scored.token_logprobs)),
         )
 
-    def judged(self, row: ScoredRow, limits: Limits) -> RowVerdict:
+    def judged(self, row: ScoredRow, limits: NoiseLimits) -> RowVerdict:
         """The verdict on a row. Of one without ids, is another spelling of its text right? Then the
         text is wrong, and not the weights.
         """
@@ -227,7 +236,7 @@ class _Audit(NamedTuple):
         if kind in ("weights", "unknown", "sampling") and not row.result.token_ids:
             for words, text in unspelled(row.result.raw_text):
                 result = dataclasses.replace(row.result, raw_text=text)
-                (again,) = self.scored([_Row(row.id, row.request, result)])
+                (again,) = self.scored([_RecordedRow(row.id, row.request, result)])
                 if (
                     isinstance(again, ScoredRow)
                     and TokenJudge(again, self.reference, limits).verdict()[0] == "right"
@@ -249,7 +258,7 @@ class _Audit(NamedTuple):
             ) or (kind, evidence)
         return RowVerdict(id=name, verdict=kind, evidence=evidence)
 
-    def _asked(self, row: _Row) -> _Asked | RowVerdict:
+    def _asked(self, row: _RecordedRow) -> _RowToScore | RowVerdict:
         result, engine, slot = row.result, self.reference.engine, self.requests(row.request)
         size = engine.tokenizer.vocab_size
         strange = [token_id for token_id in result.token_ids if token_id >= size]
@@ -285,7 +294,7 @@ class _Audit(NamedTuple):
         slots = [request_from(prompt)] if of_prompt else []
         if request is not None:
             slots.append(_rendered(request, result.options, ids, self.reference))
-        return _Asked(row, ids, slots, request is not None)
+        return _RowToScore(row, ids, slots, request is not None)
 
 
 def _scores(
@@ -319,20 +328,20 @@ def _without_template(request: GenerationRequest) -> GenerationRequest:
     return dataclasses.replace(request, options=dataclasses.replace(options, chat=chat))
 
 
-def _samples(name: str, slot: Slot[GenerationResult]) -> list[_Row | RowVerdict]:
+def _samples(name: str, slot: Slot[GenerationResult]) -> list[_RecordedRow | RowVerdict]:
     """The completions of a result, each with an id of its own, and with that of its request."""
     if not is_ok(slot):
         reason = f"the row failed: {type(slot.failure()).__name__}: {slot.failure().message}"
         return [RowVerdict(id=name, verdict="not judged", evidence=reason)]
     result = slot.unwrap()
     if len(result.samples) < 2:
-        return [_Row(name, name, result)]
-    count = answer_check.Answer(choices=len(result.completions))
+        return [_RecordedRow(name, name, result)]
+    count = answer_check.UntrimmedAnswer(choices=len(result.completions))
     known = result.options != UNKNOWN
     for finding in answer_check.check_answer(count, result.options) if known else ():
         return [RowVerdict(id=name, verdict=kind_of(finding.kind), evidence=finding.words)]
     return [
-        _Row(
+        _RecordedRow(
             f"{name}#{index}",
             name,
             dataclasses.replace(sample, options=_options_of(sample, result)),

@@ -26,14 +26,14 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Literal, NamedTuple
 
-from pipegen.answer.answer_check import WORDS, Answer, Finding, FindingKind, check_answer
+from pipegen.answer.answer_check import WORDS, Finding, FindingKind, UntrimmedAnswer, check_answer
 from pipegen.answer.barred import spellings
 from pipegen.ending.detokenize import spell
 from pipegen.ending.stop_scan import cut
 from pipegen.ending.stop_state import TokenFold, plan_of
 from pipegen.engines.tokenizer import Tokenizer
 from pipegen.records.engine_list import TOKEN_ENGINES
-from pipegen.records.options import GenerationOptions
+from pipegen.records.option_records import GenerationOptions
 from pipegen.records.results import Finish, GenerationResult
 
 SLACK = 8
@@ -101,7 +101,7 @@ def findings_in(
     images, trimmed, stop = has_images(result), result.trimmed_by, options.stop
     # servers need not name the stop string
     unnamed = not texts.here and stop is not None and bool(stop.stop)
-    answer = Answer(
+    answer = UntrimmedAnswer(
         # the form was judged before it was trimmed, unless a stage had changed it
         text=result.text if not trimmed else None if "a stage" in trimmed else texts.written,
         finish=WORDS[result.finish],
@@ -120,7 +120,7 @@ def findings_in(
         barred=() if result.forced else spellings(options.bad_words or (), tokenizer),
         called=bool(result.tool_calls),
     )
-    raw_answer = Answer(
+    raw_answer = UntrimmedAnswer(
         text=result.raw_text, spelled=texts.raw, exact=texts.here, stops=answer.stops
     )
     return [*check_answer(answer, options), *check_answer(raw_answer, GenerationOptions())]
@@ -193,7 +193,7 @@ def _spelled_by_server(result: GenerationResult, text: str, tokenizer: Tokenizer
     return None if "\ufffd" in full_text else full_text
 
 
-class _Texts(NamedTuple):
+class _ExpectedTexts(NamedTuple):
     """What the texts of a result have to be, as far as its file tells; None where it does not."""
 
     raw: str | None
@@ -203,19 +203,19 @@ class _Texts(NamedTuple):
     """Whether pipegen made the texts of the ids, and no server did."""
 
 
-def _texts(result: GenerationResult, tokenizer: Tokenizer, ends: Sequence[int]) -> _Texts:
+def _texts(result: GenerationResult, tokenizer: Tokenizer, ends: Sequence[int]) -> _ExpectedTexts:
     ids = result.token_ids
     if not ids:
-        return _Texts(None, _cut_here(result, tokenizer), here=False)
+        return _ExpectedTexts(None, _cut_here(result, tokenizer), here=False)
     if not all(0 <= token_id < tokenizer.vocab_size for token_id in ids):
-        return _Texts(None, None, here=False)
+        return _ExpectedTexts(None, None, here=False)
     raw, _ = spell(tokenizer, ids)
     if result.route in TOKEN_ENGINES or result.raw_text == raw:
         # where the thought was asked for apart, the text is the answer alone
         apart = result.reasoning is not None
-        return _Texts(raw, None if apart else _decoded(result, tokenizer, ends), here=True)
+        return _ExpectedTexts(raw, None if apart else _decoded(result, tokenizer, ends), here=True)
     shown = _spelled_by_server(result, result.raw_text, tokenizer)
-    return _Texts(shown, _cut_here(result, tokenizer), here=False)
+    return _ExpectedTexts(shown, _cut_here(result, tokenizer), here=False)
 
 
 def _decoded(result: GenerationResult, tokenizer: Tokenizer, ends: Sequence[int]) -> str | None:

@@ -19,7 +19,7 @@ from pipegen.report.audit_row import is_one_text
 from pipegen.report.causes import OTHER_WEIGHTS
 from pipegen.report.drawn import left_out, surely_left, unknown_options
 from pipegen.report.together import ScoredRow, likeliest_at
-from pipegen.report.verdict import Limits, other_prompt_in_words, rms
+from pipegen.report.verdict import NoiseLimits, other_prompt_in_words, rms
 
 _LOOKED = 8
 """So many places of a row are looked at more closely."""
@@ -40,7 +40,7 @@ class TokenJudge(NamedTuple):
 
     row: ScoredRow
     reference: Route
-    limits: Limits
+    limits: NoiseLimits
 
     def verdict(self) -> tuple[RowKind, str]:
         """The first check that fails and what it rests on; else that the row is right."""

@@ -24,7 +24,7 @@ from pipegen.report.verdict import (
     Decode,
     Fault,
     Kind,
-    Limits,
+    NoiseLimits,
     Parting,
     Precision,
     Way,
@@ -92,7 +92,7 @@ class Case(NamedTuple):
     """What is judged by, and what shows ids and tells causes apart."""
 
     precision: Precision
-    limits: Limits
+    limits: NoiseLimits
     decode: Decode
     trials: Trials
 

@@ -37,7 +37,7 @@ from pipegen.report.verdict import (
     Decode,
     Fault,
     Kind,
-    Limits,
+    NoiseLimits,
     Precision,
     faults_of,
     limits_of,
@@ -51,7 +51,7 @@ def judge(
     precision: Precision = "float32",
     decode: Decode = str,
     *,
-    limits: Limits | None = None,
+    limits: NoiseLimits | None = None,
     trials: Trials | None = None,
 ) -> tuple[Fault, ...]:
     """What is wrong with the server that gave these answers, taken to compute in that precision.

@@ -1,7 +1,8 @@
 """Where two runs of the same requests differ: the first stage whose outputs differ, since later
 stages follow from it.
 
->>> from pipegen.records.options import GenerationOptions, resolve
+>>> from pipegen.records.option_records import GenerationOptions
+>>> from pipegen.records.options import resolve
 >>> from pipegen.records.results import Finish
 >>> from returns.result import Success
 >>> options = resolve(GenerationOptions())
@@ -25,7 +26,8 @@ from returns.result import Success
 
 from pipegen.core.slots import Slot, is_ok
 from pipegen.records.answer_parts import common_prefix
-from pipegen.records.options import GenerationOptions, flat_values
+from pipegen.records.option_records import GenerationOptions
+from pipegen.records.options import flat_values
 from pipegen.records.results import GenerationResult
 
 WIDTH = 60

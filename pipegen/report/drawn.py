@@ -13,7 +13,8 @@ from collections.abc import Hashable, Iterable, Sequence
 from itertools import accumulate
 from typing import NamedTuple
 
-from pipegen.records.options import GenerationOptions, in_effect
+from pipegen.records.option_records import GenerationOptions
+from pipegen.records.options import in_effect
 
 SURE = 6.0
 """So many standard deviations from what is expected are no chance."""

@@ -19,11 +19,13 @@ from pipegen.drivers.route import Route
 from pipegen.records import strict_json
 from pipegen.records.answer_parts import common_prefix
 from pipegen.records.engine_list import DIALECTS, UNKNOWN_SERVERS
+from pipegen.records.option_groups import StopOptions
+from pipegen.records.option_records import GenerationOptions
 from pipegen.records.option_table import OPTIONS, names_in
-from pipegen.records.options import GenerationOptions, StopOptions, merge
+from pipegen.records.options import merge
 from pipegen.records.requests import GenerationRequest
 from pipegen.records.results import GenerationResult
-from pipegen.report.asking import Asked, Failed, Routes, Server, ask
+from pipegen.report.asking import Failed, RequestSet, Routes, Server, ask
 from pipegen.report.drawn import IMPOSSIBLE, SURE, Draw, deviations
 from pipegen.report.verdict import Answer, Fault, Kind, faults_of, partings
 
@@ -199,7 +201,7 @@ class FollowUps(NamedTuple):
             for base, more in zip(bases, options, strict=True)
         ]
         self.server.asked_again += len(requests)
-        batch = Asked(requests, GenerationOptions(), self.server.image_policy, streamed)
+        batch = RequestSet(requests, GenerationOptions(), self.server.image_policy, streamed)
         out: list[Answer | Failed | None] = []
         for answer in ask(routes, "chat", batch, self.server.report):
             failed = isinstance(answer, Failed) and not isinstance(answer.error, MalformedResponse)

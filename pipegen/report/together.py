@@ -16,13 +16,14 @@ from pipegen.drivers.batch import run
 from pipegen.drivers.route import Route
 from pipegen.records.answer_parts import common_prefix
 from pipegen.records.engine_list import UNKNOWN_SERVERS
+from pipegen.records.option_records import GenerationOptions
 from pipegen.records.option_table import names_in
-from pipegen.records.options import GenerationOptions, in_effect
+from pipegen.records.options import in_effect
 from pipegen.records.requests import GenerationRequest
 from pipegen.records.results import GenerationResult
 from pipegen.report.audit_row import has_images
 from pipegen.report.drawn import Draw, deviations, draw_of, unknown_options
-from pipegen.report.verdict import Limits
+from pipegen.report.verdict import NoiseLimits
 
 _TOP = 20
 """The likeliest tokens that are asked for in such a place."""
@@ -73,7 +74,7 @@ class ScoredRow(NamedTuple):
 
 
 def wrong_together(
-    rows: Sequence[ScoredRow], reference: Route, far: float | None, limits: Limits
+    rows: Sequence[ScoredRow], reference: Route, far: float | None, limits: NoiseLimits
 ) -> str:
     """What is wrong with all rows together, though with none alone; empty where nothing is."""
     if far is not None and far > limits.spread:
@@ -120,7 +121,7 @@ def _drawn_with(options: GenerationOptions) -> str:
 
 
 def _drawn_otherwise(
-    words: str, rows: Sequence[ScoredRow], reference: Route, limits: Limits
+    words: str, rows: Sequence[ScoredRow], reference: Route, limits: NoiseLimits
 ) -> str:
     """Why these rows were not drawn with their options: how likely their tokens are together."""
     places = [
@@ -170,7 +171,9 @@ def _is_repeatable(row: ScoredRow, reference: Route) -> bool:
     )
 
 
-def _made_again(rows: Sequence[ScoredRow], reference: Route, limits: Limits) -> tuple[float, str]:
+def _made_again(
+    rows: Sequence[ScoredRow], reference: Route, limits: NoiseLimits
+) -> tuple[float, str]:
     """The evidence that rows are not what their seeds give, as the logarithm of how much likelier
     that makes what is seen; and in words.
 

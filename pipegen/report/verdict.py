@@ -102,26 +102,26 @@ SHOWN = 5
 """Tokens about a place that are shown."""
 
 
-class Limits(NamedTuple):
+class NoiseLimits(NamedTuple):
     """What arithmetic explains."""
 
     spread: float
     margin: float
 
 
-def limits_of(precision: Precision, noise: float | None = None) -> Limits:
+def limits_of(precision: Precision, noise: float | None = None) -> NoiseLimits:
     """What the precision explains; less where it was measured on this model.
 
     >>> limits_of("bfloat16"), limits_of("bfloat16", 0.01)
-    (Limits(spread=0.15, margin=0.7), Limits(spread=0.02, margin=0.3))
+    (NoiseLimits(spread=0.15, margin=0.7), NoiseLimits(spread=0.02, margin=0.3))
     """
     most, least = (
-        Limits(SPREAD[precision], MARGIN[precision]),
+        NoiseLimits(SPREAD[precision], MARGIN[precision]),
         (SPREAD["float32"], MARGIN["float32"]),
     )
     if noise is None:
         return most
-    return Limits(
+    return NoiseLimits(
         max(least[0], min(most.spread, _TIMES * noise)),
         max(least[1], min(most.margin, _BROAD * noise)),
     )

@@ -23,13 +23,13 @@ from pipegen.drivers.route import Route
 from pipegen.drivers.scoring import score
 from pipegen.engines.settings import ModelLoadConfig
 from pipegen.records.engine_list import DIALECTS, UNKNOWN_SERVERS, Dialect
+from pipegen.records.option_records import GenerationOptions
 from pipegen.records.option_table import OPTIONS, names_in, server_fields
-from pipegen.records.options import GenerationOptions
 from pipegen.records.parse_request import Request
 from pipegen.records.requests import GenerationRequest, ImagePolicy
 from pipegen.report.asking import (
-    Asked,
     Failed,
+    RequestSet,
     Routes,
     Server,
     answers_of,
@@ -140,7 +140,7 @@ def verify(
         routes = Routes(chat, by_ids, reference, switched=DIALECTS[spoken] not in UNKNOWN_SERVERS)
         facts = Checkpoint(ModelLoadConfig(model=model, **checkpoint))
         computes_in: Any = precision or facts.dtype
-        server = _Server(
+        server = _ServerTrials(
             routes=routes,
             whole=routes._replace(chat=whole, by_ids=None),
             streams=routes._replace(chat=streams, by_ids=None),
@@ -195,7 +195,7 @@ def _questions(
 
 
 @dataclasses.dataclass(kw_only=True)
-class _Server(Server, Trials):
+class _ServerTrials(Server, Trials):
     """What is asked of one server, and what it answered so far."""
 
     model: str
@@ -320,7 +320,7 @@ class _Server(Server, Trials):
         return _rescored(self.routes.reference, pairs)
 
     def again(self, names: Sequence[str], way: Way) -> list[Answer]:
-        batch = Asked(
+        batch = RequestSet(
             [self.requests[name] for name in names if name in self.requests] * 2,
             GenerationOptions(max_new_tokens=self.most),
             self.image_policy,

@@ -6,7 +6,8 @@ Prompts that several rows share are read once more, whatever is generated after 
 `max_new_tokens=0` nothing is: the row ends with `LENGTH`.
 
 >>> from pipegen.drivers.drive import drive
->>> from pipegen.records.options import GenerationOptions, resolve
+>>> from pipegen.records.option_records import GenerationOptions
+>>> from pipegen.records.options import resolve
 >>> from pipegen.records.requests import GenerationRequest
 >>> from pipegen.records.results import Prompt
 >>> from pipegen.testing.fake import FakeEngine
@@ -41,8 +42,9 @@ from pipegen.engines.plugin import Plugin
 from pipegen.engines.protocol import is_text_engine, scores_tokens
 from pipegen.records.engine_list import shown
 from pipegen.records.fields import unchecked_replace
+from pipegen.records.option_records import GenerationOptions
 from pipegen.records.option_table import OPTIONS
-from pipegen.records.options import GenerationOptions, flat_values, in_effect, resolve
+from pipegen.records.options import flat_values, in_effect, resolve
 from pipegen.records.results import Encoded, Prompt, Raw, ResolvedRequest, TokenLogprob
 from pipegen.records.scores import ScoreInput, TokenScores
 from pipegen.stages.fitting import check_changed

@@ -34,7 +34,7 @@ from pipegen.records.continues import Continues, text_crc32
 from pipegen.records.fields import integer, record, token_ids, unchecked_replace
 from pipegen.records.frozen import freeze
 from pipegen.records.messages import Message, plain_messages
-from pipegen.records.options import ChatTemplateOptions
+from pipegen.records.option_groups import ChatTemplateOptions
 from pipegen.records.requests import GenerationRequest
 from pipegen.records.results import PreparedImage, ResolvedRequest
 from pipegen.template.control_tokens import ControlTokens
@@ -83,7 +83,7 @@ class Before:
     """As in `GenerationResult`."""
 
 
-class Form(NamedTuple):
+class MessagesForm(NamedTuple):
     """What of the new messages decides which text the template writes around them."""
 
     roles: tuple[tuple[str, bool], ...]
@@ -94,18 +94,18 @@ class Form(NamedTuple):
     """Whether tools are defined."""
 
 
-def form_of(messages: Sequence[Message], tools: bool) -> Form:
+def form_of(messages: Sequence[Message], tools: bool) -> MessagesForm:
     """The form of the new messages.
 
     >>> form_of([Message(role="tool", content="a")] * 5, tools=True)
-    Form(roles=(('tool', False), ('tool', False)), tools=True)
+    MessagesForm(roles=(('tool', False), ('tool', False)), tools=True)
     """
     roles: list[tuple[str, bool]] = []
     for message in messages:
         entry = (message.role, bool(message.sources))
         if roles[-2:] != [entry, entry]:
             roles.append(entry)
-    return Form(tuple(roles), tools)
+    return MessagesForm(tuple(roles), tools)
 
 
 def sentinel_for(texts: Sequence[str]) -> str:
@@ -159,7 +159,7 @@ class _Shape(NamedTuple):
 
 
 @functools.lru_cache(maxsize=128)
-def _shape(template: Template, form: Form) -> Slot[_Shape]:
+def _shape(template: Template, form: MessagesForm) -> Slot[_Shape]:
     """How the template goes on after an answer; `TemplateFailed` where that is not well defined."""
     of_text = functools.partial(_shape_of, "text", template, form)
     if form.roles[0][0] != "tool":
@@ -167,7 +167,7 @@ def _shape(template: Template, form: Form) -> Slot[_Shape]:
     return _shape_of("call", template, form).lash(lambda _: of_text())
 
 
-def _shape_of(kind: Kind, template: Template, form: Form) -> Slot[_Shape]:
+def _shape_of(kind: Kind, template: Template, form: MessagesForm) -> Slot[_Shape]:
     """The same, after an answer of this kind."""
     new, tools = _probes(form), [tool("probe", "probe")] if form.tools else []
     written: set[str] = set()
@@ -197,7 +197,7 @@ def _no_bridge(why: str) -> Slot[_Shape]:
     return Failure(TemplateFailed(message, hint=_ADVICE))
 
 
-def _unwritten_role(form: Form, after: str) -> str | None:
+def _unwritten_role(form: MessagesForm, after: str) -> str | None:
     """The role of the first new turn whose words are not behind the answer, in their order."""
     place = 0
     for index, (role, _) in enumerate(form.roles):
@@ -211,7 +211,7 @@ def _words(index: int) -> str:
     return f"probe words {index}"
 
 
-def _earlier(form: Form) -> tuple[tuple[Message, ...], ...]:
+def _earlier(form: MessagesForm) -> tuple[tuple[Message, ...], ...]:
     """What may be before the last turn, and must not change what follows it."""
     content = _content("Other words", any(has for _, has in form.roles))
     return (), (Message(role="user", content=content), Message(role="assistant", content="Yes."))
@@ -221,7 +221,7 @@ def _content(words: str, has_images: bool) -> Any:
     return [{"type": "image"}, {"type": "text", "text": words}] if has_images else words
 
 
-def _probes(form: Form) -> tuple[Message, ...]:
+def _probes(form: MessagesForm) -> tuple[Message, ...]:
     messages = []
     for index, (role, has_images) in enumerate(form.roles):
         extras = {"tool_call_id": numbered_id(index), "name": "probe"} if role == "tool" else {}

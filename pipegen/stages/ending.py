@@ -152,7 +152,8 @@ def decode_row(raw: Raw, tokenizer: Tokenizer, eos_token_ids: Sequence[int] = ()
     logprobs. The finish is `ABORTED` where the engine gave the row up or the ids end for no known
     reason. It is `PLUGIN` where a plugin on the engine's side ended it.
 
-    >>> from pipegen.records.options import GenerationOptions, resolve
+    >>> from pipegen.records.option_records import GenerationOptions
+    >>> from pipegen.records.options import resolve
     >>> from pipegen.records.results import Prompt
     >>> from pipegen.records.requests import TextGenerationRequest
     >>> from pipegen.testing.toy import ToyTokenizer

@@ -14,8 +14,9 @@ from pipegen.engines.capabilities import Capabilities
 from pipegen.engines.model import TokenModel, on_model
 from pipegen.engines.protocol import TokenEngine, require_token_engine
 from pipegen.records.fields import unchecked_replace
-from pipegen.records.option_table import OPTIONS
-from pipegen.records.options import DEFAULTS, GenerationOptions, unset
+from pipegen.records.option_records import GenerationOptions
+from pipegen.records.option_table import DEFAULTS, OPTIONS
+from pipegen.records.options import unset
 from pipegen.records.results import Encoded
 
 

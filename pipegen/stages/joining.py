@@ -14,7 +14,8 @@ messages, by default), those of the continuation stay text: it is then encoded b
 >>> from pipegen.testing.fake import FakeEngine
 >>> from pipegen.records.requests import ScoringRequest
 >>> request = ScoringRequest(prompt="To be ", continuation="END")
->>> from pipegen.records.options import GenerationOptions, resolve
+>>> from pipegen.records.option_records import GenerationOptions
+>>> from pipegen.records.options import resolve
 >>> made = join_row(
 ...     Rendered(request=request, options=resolve(GenerationOptions()), text="To be "),
 ...     read_model(FakeEngine("")),
@@ -40,8 +41,9 @@ from pipegen.ending.length import check_length
 from pipegen.engines.model import TokenModel, reader_of
 from pipegen.engines.protocol import Engine, TokenEngine, scores_tokens, takes_tokens
 from pipegen.records.engine_list import shown
+from pipegen.records.option_records import GenerationOptions
 from pipegen.records.option_table import names_in
-from pipegen.records.options import GenerationOptions, flat_values, resolve
+from pipegen.records.options import flat_values, resolve
 from pipegen.records.requests import GenerationRequest, ScoringRequest
 from pipegen.records.results import Encoded, Prompt, ResolvedRequest
 from pipegen.records.scores import ScoreInput

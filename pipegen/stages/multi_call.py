@@ -27,7 +27,7 @@ from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 from returns.result import Failure, Success
 
-from pipegen.answer.answer_check import WORDS, Answer, disobeyed
+from pipegen.answer.answer_check import WORDS, UntrimmedAnswer, disobeyed
 from pipegen.core.backend import AnyBackend
 from pipegen.core.errors import UnsupportedOption
 from pipegen.core.slots import Slot, is_ok
@@ -38,7 +38,9 @@ from pipegen.engines.protocol import scores_tokens
 from pipegen.records.call_form import CallForm, ValueForm
 from pipegen.records.engine_list import shown
 from pipegen.records.fields import unchecked_replace
-from pipegen.records.options import GenerationOptions, StopOptions, StructuredOptions, resolve
+from pipegen.records.option_groups import StopOptions, StructuredOptions
+from pipegen.records.option_records import GenerationOptions
+from pipegen.records.options import resolve
 from pipegen.records.results import (
     Decoded,
     Encoded,
@@ -75,7 +77,7 @@ def replayed(asks: Asks[Raw], answers: Iterable[Slot[object]]) -> EngineRequest 
     return step
 
 
-class _Written:
+class _AnswerSoFar:
     """The ids of a row's answer so far, generated or not, within its `max_new_tokens`; and what
     generates them.
     """
@@ -165,7 +167,7 @@ def answer_in_parts(
     `sent` is the row as its engine may get it, and `model` is that engine's. With `logprobs`, tokens that were not sampled are
     scored; with `logprobs="processed"` their probability is 1, since no other could come.
     """
-    options, written = encoded.options, _Written(encoded, sent, engine, model)
+    options, written = encoded.options, _AnswerSoFar(encoded, sent, engine, model)
     if options.logprobs is True and not scores_tokens(engine):
         message = f"{shown(engine.name)} gives no log probabilities of tokens that are not sampled"
         hint = "leave out logprobs, the thought and tool_choice"
@@ -234,7 +236,7 @@ class _Thinking(NamedTuple):
     closed: bool
 
 
-def _thought(written: _Written, form: ThoughtForm) -> Asks[tuple[_Thinking, Raw | None]]:
+def _thought(written: _AnswerSoFar, form: ThoughtForm) -> Asks[tuple[_Thinking, Raw | None]]:
     """The thought, and the end of the row where that is within it."""
     options = written.asked.options
     written.write(form.opens)
@@ -271,7 +273,7 @@ def _thought(written: _Written, form: ThoughtForm) -> Asks[tuple[_Thinking, Raw 
     return _Thinking(text, closed), None
 
 
-def _begun(written: _Written, opens: tuple[int, ...]) -> Asks[Raw | None]:
+def _begun(written: _AnswerSoFar, opens: tuple[int, ...]) -> Asks[Raw | None]:
     """The answer, where it does not begin as the template begins a text: its ids are in `written`.
     None where it does: what follows `opens` is the answer, and is still to be generated.
     """
@@ -293,7 +295,7 @@ def _begun(written: _Written, opens: tuple[int, ...]) -> Asks[Raw | None]:
         call, limits = 2, {}
 
 
-def _called(written: _Written, form: CallForm) -> Asks[Raw]:
+def _called(written: _AnswerSoFar, form: CallForm) -> Asks[Raw]:
     """The call: its name, if there is a choice, and its arguments. What is returned says how it
     ended, and which call it is where that is complete; its ids are in `written`.
     """
@@ -314,7 +316,7 @@ def _called(written: _Written, form: CallForm) -> Asks[Raw]:
         asks = written.row(written.sent, count, structured=part, stop=unstopped)
         judged = yield from written.decoded(asks)
         raw, text, complete = judged.raw, judged.text, judged.finish is Finish.EOS
-        answer = Answer(text=text, finish=WORDS[judged.finish])
+        answer = UntrimmedAnswer(text=text, finish=WORDS[judged.finish])
         wrong = disobeyed(answer, asks.options, shown(written.engine.name))
         if wrong is not None:
             yield Failure(wrong)
@@ -340,7 +342,7 @@ def _called(written: _Written, form: CallForm) -> Asks[Raw]:
     return unchecked_replace(raw, call=(name, text) if is_json else None)
 
 
-def _fill(written: _Written, scores: Any, *, top: bool) -> None:
+def _fill(written: _AnswerSoFar, scores: Any, *, top: bool) -> None:
     """The log probabilities of what was not generated."""
     for index in written.forced:
         written.logprobs[index] = TokenLogprob(

@@ -10,7 +10,8 @@ Some templates read the words: they split an answer at `</think>`, or escape `<`
 rendered without marks too, and that render is used if its control tokens are those of the marked
 one.
 
->>> from pipegen.records.options import GenerationOptions, resolve
+>>> from pipegen.records.option_records import GenerationOptions
+>>> from pipegen.records.options import resolve
 >>> from pipegen.records.requests import TextGenerationRequest
 >>> from pipegen.testing.fake import ToyRenderer
 >>> from pipegen.testing.toy import ToyTokenizer
@@ -37,6 +38,7 @@ from returns.result import Failure, Success
 from pipegen.answer.forced_calls import call_form, tool_choice
 from pipegen.answer.split_thought import thinking_beside_form
 from pipegen.core.errors import InvalidRequest, TemplateFailed
+from pipegen.core.names import InvalidField
 from pipegen.core.pipe import Pipe, batch_stage
 from pipegen.core.slots import Slot, is_ok
 from pipegen.engines.model import TokenModel, reader_of
@@ -45,10 +47,11 @@ from pipegen.engines.tokenizer import Renderer, Tokenizer
 from pipegen.records.call_arguments import arguments_read, unread_arguments, without_unread
 from pipegen.records.call_form import CallForm
 from pipegen.records.continues import Continues
-from pipegen.records.fields import InvalidField, instance, record, string, unchecked_replace
+from pipegen.records.fields import instance, record, string, unchecked_replace
 from pipegen.records.frozen import NOTHING, thaw
 from pipegen.records.messages import Message, plain_messages
-from pipegen.records.options import ChatTemplateOptions, GenerationOptions
+from pipegen.records.option_groups import ChatTemplateOptions
+from pipegen.records.option_records import GenerationOptions
 from pipegen.records.requests import GenerationRequest
 from pipegen.records.results import PreparedImage, ResolvedRequest, Thinking, ThoughtForm
 from pipegen.stages.continuation import Before, PromptInputs, bridged, kept_turn

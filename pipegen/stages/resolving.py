@@ -19,6 +19,7 @@ from pipegen.core.errors import (
     UnsupportedOption,
     UnsupportedPlugin,
 )
+from pipegen.core.names import InvalidField, nearest
 from pipegen.core.pipe import Pipe, batch_stage, pipe_of
 from pipegen.core.slots import Slot, is_ok
 from pipegen.ending.plugin_state import ask_plugin
@@ -28,16 +29,12 @@ from pipegen.engines.plugin import Plugin
 from pipegen.engines.protocol import Engine, takes_tokens
 from pipegen.media.source import bad_source
 from pipegen.records.engine_list import UNKNOWN_SERVERS, shown
-from pipegen.records.fields import InvalidField, nearest
 from pipegen.records.frozen import NOTHING, printed
 from pipegen.records.messages import ImageSource, VideoSource, numbered
+from pipegen.records.option_groups import ChatTemplateOptions
+from pipegen.records.option_records import GenerationOptions
 from pipegen.records.option_table import OPTIONS
-from pipegen.records.options import (
-    ChatTemplateOptions,
-    GenerationOptions,
-    flat_values,
-    resolve as resolve_options,
-)
+from pipegen.records.options import flat_values, resolve as resolve_options
 from pipegen.records.requests import GenerationRequest, ScoringRequest
 from pipegen.records.results import ResolvedRequest
 from pipegen.stages.gather_samples import EXPAND
@@ -159,7 +156,8 @@ def check_support(
     - Every plugin must take the request (`UnsupportedPlugin`). One that raises, or gives no reason
       in words, is `PluginFailed`.
 
-    >>> from pipegen.records.options import GenerationOptions, resolve
+    >>> from pipegen.records.option_records import GenerationOptions
+    >>> from pipegen.records.options import resolve
     >>> from pipegen.records.requests import TextGenerationRequest
     >>> resolved = ResolvedRequest(
     ...     request=TextGenerationRequest(prompt="a"),

@@ -412,7 +412,9 @@ def _guarded_ids(
             )
         )
     out: list[int] = []
-    runs: dict[_Run, list[int] | None] = {}  # many turns have the same template text between them
+    runs: dict[
+        _TextRun, list[int] | None
+    ] = {}  # many turns have the same template text between them
     for run in _runs(pieces, marks, control):
         ids = (
             runs[run] if run in runs else runs.setdefault(run, _ids_of_run(run, control, tokenizer))
@@ -427,7 +429,7 @@ def _guarded_ids(
 
 
 @dataclasses.dataclass(frozen=True)
-class _Run:
+class _TextRun:
     """Stretches of text with the control tokens between, before and after them ("" at the ends of
     the prompt). The token before is not its own.
     """
@@ -438,7 +440,7 @@ class _Run:
     """Whether the texts hold nothing that looks like a control token."""
 
 
-def _runs(pieces: list[str], marks: Marks, control: ControlTokens) -> Iterator[_Run]:
+def _runs(pieces: list[str], marks: Marks, control: ControlTokens) -> Iterator[_TextRun]:
     """The prompt cut into runs, each as long as can be of plain texts, or of one text that is
     not.
     """
@@ -454,10 +456,10 @@ def _runs(pieces: list[str], marks: Marks, control: ControlTokens) -> Iterator[_
     for plain, rows in groupby(range(len(texts)), key=is_plain):
         group = list(rows)
         for first, last in [(group[0], group[-1])] if plain else [(row, row) for row in group]:
-            yield _Run(tuple(texts[first : last + 1]), tuple(tokens[first : last + 2]), plain)
+            yield _TextRun(tuple(texts[first : last + 1]), tuple(tokens[first : last + 2]), plain)
 
 
-def _ids_of_run(run: _Run, control: ControlTokens, tokenizer: Tokenizer) -> list[int] | None:
+def _ids_of_run(run: _TextRun, control: ControlTokens, tokenizer: Tokenizer) -> list[int] | None:
     """The ids of the run's texts and of the tokens between and after them; None where a text can
     only be written with control ids.
     """
@@ -484,7 +486,7 @@ def _ids_of_run(run: _Run, control: ControlTokens, tokenizer: Tokenizer) -> list
     return out
 
 
-def _holds_ends(ids: tuple[int, ...], run: _Run, control: ControlTokens) -> bool:
+def _holds_ends(ids: tuple[int, ...], run: _TextRun, control: ControlTokens) -> bool:
     before, after = run.tokens[0], run.tokens[-1]
     return (not before or ids[0] == control.ids[before]) and (
         not after or ids[-1] == control.ids[after]

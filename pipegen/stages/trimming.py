@@ -25,7 +25,8 @@ from pipegen.engines.protocol import Engine, TextEngine, TokenEngine, takes_toke
 from pipegen.engines.tokenizer import Renderer, Tokenizer
 from pipegen.records.fields import unchecked_replace
 from pipegen.records.frozen import freeze, thaw
-from pipegen.records.options import ChatTemplateOptions, GenerationOptions
+from pipegen.records.option_groups import ChatTemplateOptions
+from pipegen.records.option_records import GenerationOptions
 from pipegen.records.results import (
     Decoded,
     Encoded,
@@ -257,9 +258,9 @@ def _wrong_form(decoded: Decoded, route_name: str) -> MalformedResponse | None:
     """What is wrong with the form of an answer; one that something else than an end token ended
     need not be complete.
     """
-    from pipegen.answer.answer_check import WORDS, Answer, disobeyed
+    from pipegen.answer.answer_check import WORDS, UntrimmedAnswer, disobeyed
 
-    answer = Answer(
+    answer = UntrimmedAnswer(
         text=decoded.text, finish=WORDS[decoded.finish], stops=decoded.finish is not Finish.EOS
     )
     return disobeyed(answer, decoded.raw.encoded.options, route_name)

@@ -20,7 +20,7 @@ from pipegen.core.slots import Slot, is_ok
 from pipegen.engines.model import TokenModel
 from pipegen.engines.tokenizer import Tokenizer
 from pipegen.records.messages import ImageSource, VideoSource, numbered
-from pipegen.records.options import VlmPreprocessOptions
+from pipegen.records.option_groups import VlmPreprocessOptions
 from pipegen.records.results import PreparedImage, ResolvedRequest
 
 Kind = Literal["image", "video"]

@@ -67,7 +67,7 @@ _KEEPERS = frozenset(
 """Filters and methods that change no more than case and the white space around."""
 
 
-class Compared(NamedTuple):
+class ComparedText(NamedTuple):
     """The text that a template compares words with, in lower case and without white space around
     it.
     """
@@ -79,9 +79,9 @@ class Compared(NamedTuple):
     parts: frozenset[str] = frozenset()
     """Text that is looked for within the words."""
 
-    def without(self, characters: Collection[str]) -> Compared:
+    def without(self, characters: Collection[str]) -> ComparedText:
         """The text that holds none of the characters."""
-        return Compared(
+        return ComparedText(
             *(
                 frozenset(
                     text for text in texts if not any(character in text for character in characters)
@@ -105,24 +105,24 @@ class Compared(NamedTuple):
 
 
 @functools.lru_cache(maxsize=64)
-def compared_beyond(source: str, characters: frozenset[str]) -> Compared:
+def compared_beyond(source: str, characters: frozenset[str]) -> ComparedText:
     """The text that a Jinja source compares with, as far as it holds none of the characters."""
     return compared_with(source).without(characters)
 
 
 @functools.lru_cache(maxsize=32)
-def compared_with(source: str) -> Compared:
+def compared_with(source: str) -> ComparedText:
     """The text that a Jinja source compares with; none where it is no Jinja, or Jinja is not
     installed.
     """
     try:
         from jinja2 import TemplateError
     except ImportError:
-        return Compared()
+        return ComparedText()
     try:
-        return _Reading(_environment().parse(source)).compared()
+        return _TemplateTree(_environment().parse(source)).compared()
     except (TemplateError, RecursionError):  # then it does not render
-        return Compared()
+        return ComparedText()
 
 
 @functools.cache
@@ -131,7 +131,7 @@ def _environment() -> Environment:
     from jinja2 import Environment
     from jinja2.ext import Extension
 
-    class Generation(Extension):
+    class IgnoredTag(Extension):
         """`{% generation %}` of transformers: around what the model wrote."""
 
         tags = {"generation"}  # noqa: RUF012 - as Jinja has it
@@ -141,10 +141,10 @@ def _environment() -> Environment:
             return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
     # it renders nothing
-    return Environment(extensions=["jinja2.ext.loopcontrols", "jinja2.ext.do", Generation])  # noqa: S701
+    return Environment(extensions=["jinja2.ext.loopcontrols", "jinja2.ext.do", IgnoredTag])  # noqa: S701
 
 
-class _Reading:
+class _TemplateTree:
     """A template's tree, with what its names stand for."""
 
     def __init__(self, tree: nodes.Template) -> None:
@@ -253,7 +253,7 @@ class _Reading:
             )
         return isinstance(node, (nodes.Literal, nodes.CondExpr))
 
-    def compared(self) -> Compared:
+    def compared(self) -> ComparedText:
         """All of it."""
         from jinja2 import nodes
 
@@ -280,7 +280,7 @@ class _Reading:
                 else ()
             )
         parts.update(text for argument in within for text in self.literals(argument))
-        return Compared(
+        return ComparedText(
             *(
                 frozenset({text.strip().casefold() for text in texts} - {""})
                 for texts in (alone, parts)

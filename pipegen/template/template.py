@@ -24,7 +24,7 @@ from pipegen.core.foreign_calls import guard
 from pipegen.core.slots import Slot
 from pipegen.engines.tokenizer import Renderer
 from pipegen.records.frozen import NOTHING, FrozenMapping, freeze, thaw
-from pipegen.records.options import ChatTemplateOptions
+from pipegen.records.option_groups import ChatTemplateOptions
 from pipegen.template.untrusted import Conversation
 
 JsonObject: TypeAlias = dict[str, Any]

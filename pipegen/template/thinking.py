@@ -32,7 +32,8 @@ from pipegen.core.slots import Slot
 from pipegen.ending.detokenize import ids_behind
 from pipegen.engines.tokenizer import Renderer, Tokenizer
 from pipegen.records.fields import unchecked_replace
-from pipegen.records.options import ChatTemplateOptions, GenerationOptions
+from pipegen.records.option_groups import ChatTemplateOptions
+from pipegen.records.option_records import GenerationOptions
 from pipegen.records.requests import GenerationRequest
 from pipegen.records.results import ThoughtForm
 from pipegen.template.call_syntax import (

@@ -13,7 +13,8 @@ from pipegen.drivers.arguments import check_settings
 from pipegen.drivers.batch import run
 from pipegen.drivers.route import Route
 from pipegen.media.png import png_of
-from pipegen.records.options import GenerationOptions, StopOptions
+from pipegen.records.option_groups import StopOptions
+from pipegen.records.option_records import GenerationOptions
 from pipegen.records.requests import GenerationRequest, TextGenerationRequest
 from pipegen.records.results import GenerationResult, Raw
 

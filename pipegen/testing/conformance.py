@@ -33,14 +33,10 @@ from pipegen.drivers.batch import arun, run
 from pipegen.drivers.mapping import imap
 from pipegen.drivers.route import Route
 from pipegen.drivers.streaming import Delta, Done, stream
+from pipegen.records.option_groups import ChatTemplateOptions, StopOptions, StructuredOptions
+from pipegen.records.option_records import GenerationOptions
 from pipegen.records.option_table import OPTIONS
-from pipegen.records.options import (
-    ChatTemplateOptions,
-    GenerationOptions,
-    StopOptions,
-    StructuredOptions,
-    options_from,
-)
+from pipegen.records.options import options_from
 from pipegen.records.requests import TextGenerationRequest, VlmGenerationRequest
 from pipegen.records.results import Finish, GenerationResult
 from pipegen.testing import (

@@ -11,7 +11,7 @@ from pipegen.drivers.batch import run
 from pipegen.drivers.route import Route, attach, count_tokens
 from pipegen.ending.stop_scan import cut
 from pipegen.engines.plugin import Plugin
-from pipegen.records.options import DecodeOptions, StopOptions
+from pipegen.records.option_groups import DecodeOptions, StopOptions
 from pipegen.records.requests import GenerationRequest, TextGenerationRequest
 from pipegen.records.results import Finish, GenerationResult
 from pipegen.testing.ask import (

@@ -16,15 +16,10 @@ from pipegen.drivers.batch import run
 from pipegen.drivers.route import Route
 from pipegen.drivers.scoring import scoring
 from pipegen.records.fields import unchecked_replace
+from pipegen.records.option_groups import ChatTemplateOptions, StopOptions, VlmPreprocessOptions
+from pipegen.records.option_records import GenerationOptions
 from pipegen.records.option_table import OPTIONS, names_in
-from pipegen.records.options import (
-    ChatTemplateOptions,
-    GenerationOptions,
-    StopOptions,
-    VlmPreprocessOptions,
-    flat_values,
-    resolve,
-)
+from pipegen.records.options import flat_values, resolve
 from pipegen.records.requests import GenerationRequest, TextGenerationRequest, VlmGenerationRequest
 from pipegen.records.results import Finish, GenerationResult
 from pipegen.testing.ask import (

@@ -28,7 +28,7 @@ from pipegen.engines.capabilities import ENGINES, Capabilities, Capability
 from pipegen.engines.plugin import Pluggable
 from pipegen.engines.protocol import RowDone, TokensMade
 from pipegen.records.messages import ImageSource
-from pipegen.records.options import VlmPreprocessOptions
+from pipegen.records.option_groups import VlmPreprocessOptions
 from pipegen.records.results import Encoded, PreparedImage, Raw
 from pipegen.records.scores import ScoreInput, TokenScores
 from pipegen.testing.toy import ToyTokenizer

@@ -14,7 +14,8 @@ import random
 from collections.abc import Sequence
 
 from pipegen.core.slots import Slot, live
-from pipegen.records.options import DecodeOptions, GenerationOptions, StopOptions
+from pipegen.records.option_groups import DecodeOptions, StopOptions
+from pipegen.records.option_records import GenerationOptions
 from pipegen.records.requests import GenerationRequest, TextGenerationRequest, VlmGenerationRequest
 from pipegen.records.results import GenerationResult
 from pipegen.report.diff import Compared, compare, summary

@@ -24,16 +24,16 @@ from pipegen.engines.protocol import TokenEngine, require_token_engine
 from pipegen.records.codec import declared, item_of
 from pipegen.records.fields import checks_of, schema_of, unchecked_replace
 from pipegen.records.frozen import freeze
-from pipegen.records.option_table import OPTIONS
-from pipegen.records.options import (
+from pipegen.records.option_groups import (
     ChatTemplateOptions,
     DecodeOptions,
-    GenerationOptions,
     StopOptions,
     StructuredOptions,
     VlmPreprocessOptions,
-    resolve,
 )
+from pipegen.records.option_records import GenerationOptions
+from pipegen.records.option_table import OPTIONS
+from pipegen.records.options import resolve
 from pipegen.records.requests import GenerationRequest, TextGenerationRequest, VlmGenerationRequest
 from pipegen.records.results import (
     Decoded,

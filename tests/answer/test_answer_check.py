@@ -9,7 +9,7 @@ import pytest
 
 import pipegen as pg
 from pipegen.answer import regex_check
-from pipegen.answer.answer_check import Answer, check_answer, disobeyed, wrong_form
+from pipegen.answer.answer_check import UntrimmedAnswer, check_answer, disobeyed, wrong_form
 from pipegen.records.options import resolve
 
 EIGHT = {"max_new_tokens": 8}
@@ -18,7 +18,9 @@ EIGHT = {"max_new_tokens": 8}
 def kinds(answer: dict[str, Any], options: dict[str, Any]) -> list[str]:
     return [
         finding.kind
-        for finding in check_answer(Answer(**answer), resolve(pg.GenerationOptions(**options)))
+        for finding in check_answer(
+            UntrimmedAnswer(**answer), resolve(pg.GenerationOptions(**options))
+        )
     ]
 
 
@@ -263,8 +265,8 @@ def test_classes_of_characters_are_written_out_in_ascii(pattern: str, wanted: st
 
 def test_an_error_says_what_came_what_was_asked_and_what_to_do() -> None:
     asked = resolve(pg.GenerationOptions(max_new_tokens=8, structured={"choice": ("yes", "no")}))
-    assert disobeyed(Answer(text="no", finish="stop"), asked, "x") is None
-    error = disobeyed(Answer(text="Perhaps", finish="stop"), asked, "vllm_server")
+    assert disobeyed(UntrimmedAnswer(text="no", finish="stop"), asked, "x") is None
+    error = disobeyed(UntrimmedAnswer(text="Perhaps", finish="stop"), asked, "vllm_server")
     assert isinstance(error, pg.MalformedResponse)
     assert (
         error.message

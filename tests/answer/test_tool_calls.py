@@ -14,7 +14,7 @@ from support.small_tokenizers import chatml_tokenizer
 from pipegen.answer.forced_calls import call_texts
 from pipegen.answer.tool_calls import ToolCalls, read_calls
 from pipegen.backends.checkpoint.tokenizers import HFRenderer
-from pipegen.records.options import ChatTemplateOptions
+from pipegen.records.option_groups import ChatTemplateOptions
 from pipegen.template.call_syntax import writer_of
 
 HEAD = """{% for m in messages %}<|im_start|>{{ m.role }}

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from pipegen.backends.servers.wire import ServerRequest
-from pipegen.records.options import GenerationOptions, resolve
+from pipegen.records.option_records import GenerationOptions
+from pipegen.records.options import resolve
 
 
 @pytest.fixture(autouse=True)

@@ -10,8 +10,8 @@ from hypothesis import given, strategies as st
 from support.models import encoded
 
 import pipegen as pg
-from pipegen.backends.request_queue import Waiting, beginning
-from pipegen.records.options import GenerationOptions
+from pipegen.backends.request_queue import RequestQueue, beginning
+from pipegen.records.option_records import GenerationOptions
 from pipegen.records.parse_request import request_from
 from pipegen.records.results import Encoded, PreparedImage, Prompt, ResolvedRequest
 
@@ -22,13 +22,13 @@ class Row(NamedTuple):
     source: object = None
 
 
-def waiting_for(size: int, overdue: int) -> Waiting[Row]:
-    return Waiting(
+def waiting_for(size: int, overdue: int) -> RequestQueue[Row]:
+    return RequestQueue(
         size, overdue, key=lambda row: row.key, source=lambda row: row.source or row.number
     )
 
 
-def numbers(waiting: Waiting[Row], count: int) -> list[int]:
+def numbers(waiting: RequestQueue[Row], count: int) -> list[int]:
     return [rows[0].number for rows in waiting.next(count)]
 
 

@@ -20,7 +20,7 @@ from rich.console import Console
 
 import pipegen as pg
 from pipegen.cli import main
-from pipegen.cli.answers_shown import Answer, Speaker, as_line, ask
+from pipegen.cli.answers_shown import Speaker, StreamedAnswer, as_line, ask
 from pipegen.cli.app import CHAT
 from pipegen.cli.chat_command import plain, screen, under
 from pipegen.config import BackendConfig, chat_from, read_chat
@@ -149,7 +149,7 @@ def test_who_interrupts_keeps_the_answers_that_are_whole(
     async def one_answers_and_then_ctrl_c(
         speakers: Any, prompt: str, began: Any, changed: Any
     ) -> None:
-        first, second = Answer(speakers[0]), Answer(speakers[1])
+        first, second = StreamedAnswer(speakers[0]), StreamedAnswer(speakers[1])
         began([first, second])
         first.end(pg.run(speakers[0].route, [{"prompt": prompt}])[0])
         signal.raise_signal(signal.SIGINT)
@@ -236,7 +236,7 @@ def test_the_schema_is_printed(capsys: Any) -> None:
     assert json.loads(capsys.readouterr().out)["title"] == "pipegen chat"
 
 
-def answers(*engines: FakeEngine) -> list[Answer]:
+def answers(*engines: FakeEngine) -> list[StreamedAnswer]:
     """The finished answers of scripted engines."""
     agents = [
         {"id": f"agent{position}", "backend": {"type": "hf", "model": f"model{position}"}}
@@ -249,7 +249,9 @@ def answers(*engines: FakeEngine) -> list[Answer]:
     return asyncio.run(ask(speakers, "Hi", lambda begun: None, lambda changed: None))
 
 
-def drawn(shown: list[Answer], width: int, *, whole: bool = True, height: int = 24) -> list[str]:
+def drawn(
+    shown: list[StreamedAnswer], width: int, *, whole: bool = True, height: int = 24
+) -> list[str]:
     console = Console(file=io.StringIO(), width=width, height=height)
     console.print(screen(shown, console, whole=whole))
     output = console.file

@@ -13,7 +13,8 @@ from typer.testing import CliRunner
 from pipegen import write_table
 from pipegen.cli.app import app
 from pipegen.io.jsonl import to_plain
-from pipegen.records.options import GenerationOptions, resolve
+from pipegen.records.option_records import GenerationOptions
+from pipegen.records.options import resolve
 from pipegen.records.results import Finish, GenerationResult
 
 RESULT = GenerationResult(

@@ -14,15 +14,10 @@ from pipegen.cli import main
 from pipegen.cli.flags import flag_of, options_of_flags, unescape
 from pipegen.engines.settings import fields_of
 from pipegen.records.engine_list import BACKENDS
-from pipegen.records.options import (
-    DEFAULTS,
-    GenerationOptions,
-    StopOptions,
-    StructuredOptions,
-    flat_values,
-    option_names,
-    options_from,
-)
+from pipegen.records.option_groups import StopOptions, StructuredOptions
+from pipegen.records.option_records import GenerationOptions
+from pipegen.records.option_table import DEFAULTS
+from pipegen.records.options import flat_values, option_names, options_from
 
 TWENTY = [
     *("--model", "--config", "--backend", "--map", "--out", "--overwrite", "--brief"),

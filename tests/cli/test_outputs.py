@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 import pipegen as pg
-from pipegen.jobs.journal import Journal, JournalError
-from pipegen.jobs.new_file import TEMPORARY
+from pipegen.jobs.journal import Journal
+from pipegen.jobs.new_file import TEMPORARY, JournalError
 from pipegen.testing.fake import FakeEngine
 
 Command = Callable[..., Any]
@@ -276,7 +276,8 @@ FAKED = """
 import pipegen.cli
 import pipegen as pg
 import pipegen.cli.generate as generate
-from pipegen.jobs.journal import Journal, JournalError
+from pipegen.jobs.journal import Journal
+from pipegen.jobs.new_file import JournalError
 from pipegen.jobs.new_file import TEMPORARY
 from pipegen.testing.fake import FakeEngine
 generate.open_routes = lambda load: pg.route(FakeEngine("Hello"))

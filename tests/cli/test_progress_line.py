@@ -196,7 +196,7 @@ def test_the_summary_is_written_as_json_too(generate: Any, jsonl: Any, tmp_path:
 def test_a_summary_that_cannot_be_written_is_told(
     generate: Any, jsonl: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from pipegen.jobs.journal import JournalError
+    from pipegen.jobs.new_file import JournalError
 
     def full(path: Path) -> Any:
         raise JournalError(f"{path} cannot be written: No space left on device")

@@ -15,9 +15,9 @@ import pytest
 import pipegen as pg
 from pipegen.cli.verify_command import in_words, of_file_in_words
 from pipegen.core.errors import CallFailed, Timeout
+from pipegen.core.names import InvalidField
 from pipegen.io.jsonl import to_plain
 from pipegen.io.openai_batch import batch_line
-from pipegen.records.fields import InvalidField
 from pipegen.report.audit_file import Recorded, RowVerdict
 from pipegen.report.diagnose import judge
 from pipegen.report.verdict import Answer, Verdict

@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 from pipegen.config import BackendConfig, ChatConfig, Secret, chat_from, read_chat
+from pipegen.core.names import InvalidField
 from pipegen.engines.settings import SETTINGS, ChatServerSettings
-from pipegen.records.fields import InvalidField, UnknownField
+from pipegen.records.fields import UnknownField
 
 
 def read(folder: Path, text: str, name: str = "chat.yaml") -> ChatConfig:

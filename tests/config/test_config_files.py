@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from pipegen.config.config_files import read_plain
-from pipegen.records.fields import InvalidField
+from pipegen.core.names import InvalidField
 
 
 def read(folder: Path, text: str) -> object:

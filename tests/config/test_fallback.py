@@ -15,8 +15,9 @@ from pipegen.cli import main
 from pipegen.cli.run_flags import AskedFlags
 from pipegen.cli.usage import load_of, open_routes
 from pipegen.config import BackendConfig, chat_from, read_chat
+from pipegen.core.names import InvalidField
 from pipegen.engines.settings import EngineSettings, HFSettings
-from pipegen.records.fields import InvalidField, UnknownField
+from pipegen.records.fields import UnknownField
 from pipegen.testing.fake import FakeEngine
 
 Opened = list[tuple[str, Any]]

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from pipegen.config import BackendConfig, chat_from
-from pipegen.records.fields import InvalidField
+from pipegen.core.names import InvalidField
 from pipegen.records.options import flat_values
 
 

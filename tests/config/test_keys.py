@@ -10,7 +10,8 @@ import pytest
 
 from pipegen.backends.servers.dry import wire_requests
 from pipegen.config import BackendConfig, chat_from
-from pipegen.records.fields import InvalidField, UnknownField
+from pipegen.core.names import InvalidField
+from pipegen.records.fields import UnknownField
 
 
 def backend(**said: Any) -> BackendConfig:

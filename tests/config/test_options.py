@@ -7,8 +7,10 @@ from pathlib import Path
 import pytest
 
 from pipegen.config import MAX_FILE_BYTES, read_options
-from pipegen.records.fields import InvalidField, UnknownField
-from pipegen.records.options import DecodeOptions, GenerationOptions, StopOptions
+from pipegen.core.names import InvalidField
+from pipegen.records.fields import UnknownField
+from pipegen.records.option_groups import DecodeOptions, StopOptions
+from pipegen.records.option_records import GenerationOptions
 
 
 def written(folder: Path, text: str | bytes, name: str = "options.yaml") -> Path:

@@ -13,10 +13,11 @@ from pipegen import backends
 from pipegen.cli import main
 from pipegen.config import chat_from, schema
 from pipegen.config.keys import KEYS, LEGACY, VLLM_ALONE, keys_of, never_passed_on
+from pipegen.core.names import InvalidField
 from pipegen.records.engine_list import BACKENDS, TYPES
-from pipegen.records.fields import InvalidField
+from pipegen.records.option_groups import GROUPS
 from pipegen.records.option_table import SERVER_NAMES
-from pipegen.records.options import GROUPS, option_names
+from pipegen.records.options import option_names
 
 SCHEMA = schema()
 Checker = Callable[[Any], Any]

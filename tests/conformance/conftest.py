@@ -17,7 +17,8 @@ from returns.result import Success
 from pipegen.answer.barred import barred_after, spellings
 from pipegen.ending.stop_state import TokenFold, ending_ids
 from pipegen.engines.capabilities import ENGINES, Capability
-from pipegen.records.options import GenerationOptions, StructuredOptions
+from pipegen.records.option_groups import StructuredOptions
+from pipegen.records.option_records import GenerationOptions
 from pipegen.records.results import Encoded, Raw, TokenLogprob
 from pipegen.testing.fake import FakeEngine
 

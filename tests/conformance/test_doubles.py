@@ -17,7 +17,8 @@ from pipegen.engines.capabilities import ENGINES, FEATURES
 from pipegen.engines.protocol import RowDone
 from pipegen.engines.session import BatchSession
 from pipegen.records.fields import unchecked_replace
-from pipegen.records.options import GROUPS, option_names
+from pipegen.records.option_groups import GROUPS
+from pipegen.records.options import option_names
 from pipegen.records.results import Encoded, Raw
 from pipegen.testing import conformance, conformance_ends, conformance_prompts
 from pipegen.testing.conformance import NOT_NEUTRAL

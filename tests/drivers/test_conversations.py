@@ -11,7 +11,7 @@ import pytest
 
 import pipegen as pg
 from pipegen.core.errors import InvalidRequest, TemplateFailed
-from pipegen.records.fields import InvalidField
+from pipegen.core.names import InvalidField
 from pipegen.records.options import resolve
 from pipegen.stages.continuation import Before
 from pipegen.stages.rendering import Rendered

@@ -25,8 +25,8 @@ from pipegen.drivers.drive_parts import (
     OutputOrder,
     Prepared,
     ReadInput,
-    Request,
     Sessions,
+    TakenRequest,
     WholeBatch,
 )
 from pipegen.engines.protocol import RowDone
@@ -146,7 +146,7 @@ class TestInput:
             return Advanced([Row(7, ASKED)], [], []), {}
 
         requests: ReadInput[str] = ReadInput(source([]))
-        request = Request("a", ASKED, 7)
+        request = TakenRequest("a", ASKED, 7)
         requests.prepare(request, work, woken.set)
         assert woken.wait(60)
         assert list(requests.preparing.values()) == [request]
@@ -163,7 +163,7 @@ class TestInput:
 
         bug, woken = ZeroDivisionError(), threading.Event()
         requests: ReadInput[str] = ReadInput(source([]))
-        requests.prepare(Request("a", ASKED, 0), work, woken.set)
+        requests.prepare(TakenRequest("a", ASKED, 0), work, woken.set)
         assert woken.wait(60)
         ((_, result),) = requests.prepared()
         assert result.failure() is bug

@@ -18,7 +18,7 @@ from support.rowwise import Fuse, Rowwise
 from support.tool_talks import asked, calls, replies
 
 import pipegen as pg
-from pipegen.drivers.tool_loop import OwnLoop, ToolCalls
+from pipegen.drivers.tool_loop import OwnLoop, PendingCalls
 from pipegen.drivers.tool_schema import methods_of, says
 from pipegen.testing.fake import FakeEngine
 
@@ -612,7 +612,7 @@ def test_calls_that_have_not_begun_are_left_and_bugs_come_through() -> None:
 
     toolbox = pg.tools([look], parallel=True)
     them = [{"function": {"name": "look", "arguments": {}}}] * 16
-    awaited = ToolCalls(OwnLoop())
+    awaited = PendingCalls(OwnLoop())
     slots = toolbox.contents(them, lambda: len(ran) >= 8, awaited)
     assert 8 <= len(slots) < 16 and len(slots) == len(ran)
 
@@ -675,7 +675,7 @@ KILLED = """
 import os, sys
 from pathlib import Path
 import pipegen as pg
-from pipegen.drivers.tool_loop import OwnLoop, ToolCalls
+from pipegen.drivers.tool_loop import OwnLoop, PendingCalls
 from pipegen.testing.fake import FakeEngine
 sys.path.insert(0, sys.argv[2])
 from support.tool_talks import asked

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 import pipegen as pg
+from pipegen.core.names import InvalidField
 from pipegen.media.source import load_sources
-from pipegen.records.fields import InvalidField
 from pipegen.records.rollouts import runs_of
 from pipegen.testing.fake import FakeEngine, ToyRenderer
 

@@ -24,8 +24,8 @@ import typing_extensions
 from support.rowwise import Fuse, Rowwise
 
 import pipegen as pg
+from pipegen.core.names import InvalidField
 from pipegen.drivers.tool_schema import schema_of, with_whole_numbers
-from pipegen.records.fields import InvalidField
 from pipegen.testing.fake import FakeEngine
 
 USER = {"role": "user", "content": "How is the weather in Rome?"}

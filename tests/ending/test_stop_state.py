@@ -19,7 +19,9 @@ from pipegen.ending.stop_state import (
     plan_of,
 )
 from pipegen.engines.plugin import Plugin
-from pipegen.records.options import DecodeOptions, GenerationOptions, StopOptions, resolve
+from pipegen.records.option_groups import DecodeOptions, StopOptions
+from pipegen.records.option_records import GenerationOptions
+from pipegen.records.options import resolve
 from pipegen.records.results import Finish
 from pipegen.testing.toy import ToyTokenizer
 

@@ -15,6 +15,7 @@ from returns.result import Failure, Success
 
 from pipegen.core import errors
 from pipegen.core.errors import GenerationError, InvalidRequest, RateLimited, Timeout
+from pipegen.core.names import InvalidField
 from pipegen.core.slots import is_ok
 from pipegen.io.jsonl import (
     Line,
@@ -27,14 +28,9 @@ from pipegen.io.jsonl import (
 )
 from pipegen.records import strict_json
 from pipegen.records.codec import error_from
-from pipegen.records.fields import InvalidField
-from pipegen.records.options import (
-    ChatTemplateOptions,
-    GenerationOptions,
-    StopOptions,
-    options_from,
-    resolve,
-)
+from pipegen.records.option_groups import ChatTemplateOptions, StopOptions
+from pipegen.records.option_records import GenerationOptions
+from pipegen.records.options import options_from, resolve
 from pipegen.records.parse_request import request_from
 from pipegen.records.results import Finish, GenerationResult, TokenLogprob
 from pipegen.records.scores import Scored

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import pipegen as pg
-from pipegen.records.fields import InvalidField
+from pipegen.core.names import InvalidField
 from pipegen.testing.fake import FakeEngine
 from pipegen.testing.image_files import image_file
 

@@ -20,7 +20,7 @@ from support.rowwise import Fuse, Rowwise
 import pipegen as pg
 from pipegen.cli import main
 from pipegen.core.slots import is_ok
-from pipegen.jobs.journal import JournalError
+from pipegen.jobs.new_file import JournalError
 from pipegen.records.results import Encoded
 from pipegen.testing.fake import FakeEngine
 

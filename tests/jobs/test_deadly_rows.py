@@ -19,8 +19,8 @@ import pytest
 from support import deadly
 
 import pipegen as pg
-from pipegen.jobs.in_flight import DEATHS, TRIES, InFlight, Waiting
-from pipegen.jobs.journal import JournalError
+from pipegen.jobs.in_flight import DEATHS, TRIES, InFlight, SuspectQueue
+from pipegen.jobs.new_file import JournalError
 from pipegen.jobs.runner import job
 from pipegen.records.results import Encoded
 from pipegen.testing.fake import FakeEngine
@@ -115,7 +115,7 @@ def test_kills_from_outside_blame_no_row_and_cost_no_order(tmp_path: Path) -> No
         noted = InFlight(tmp_path, finished=finished.__contains__)
         noted._remove.detach()  # it is killed
         assert max(noted.alone.values(), default=0) < TRIES
-        waiting, in_flight = Waiting[str](noted), list[str]()
+        waiting, in_flight = SuspectQueue[str](noted), list[str]()
         for key in keys:
             if key not in finished:
                 waiting.add(key, key)
@@ -151,7 +151,7 @@ def test_suspects_are_asked_before_the_others_few_at_a_time_and_the_blamed_last(
     left(tmp_path, 13, 14)
     noted = InFlight(tmp_path)
     assert (noted.deaths[key_of(12)], noted.alone) == (2, {key_of(12): 1})
-    waiting = Waiting[int](noted)
+    waiting = SuspectQueue[int](noted)
     for number in range(30):
         waiting.add(key_of(number), number)
     groups = []

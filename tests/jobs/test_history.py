@@ -14,7 +14,7 @@ from toolz import dissoc
 import pipegen as pg
 from pipegen.engines.plugin import Plugin
 from pipegen.jobs import history
-from pipegen.jobs.journal import JournalError
+from pipegen.jobs.new_file import JournalError
 from pipegen.testing.fake import FakeEngine
 
 PROMPTS = [{"prompt": f"prompt {number}"} for number in range(6)]

@@ -18,15 +18,8 @@ from toolz import dissoc
 
 from pipegen.core.errors import Timeout
 from pipegen.io.jsonl import to_plain
-from pipegen.jobs.journal import (
-    SYNC_EVERY,
-    Finished,
-    Journal,
-    JournalError,
-    read_settings,
-    write_settings,
-)
-from pipegen.jobs.new_file import new_file
+from pipegen.jobs.journal import SYNC_EVERY, Finished, Journal, read_settings, write_settings
+from pipegen.jobs.new_file import JournalError, new_file
 
 A, B, C = "a" * 32, "b" * 32, "c" * 32
 

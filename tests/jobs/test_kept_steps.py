@@ -14,8 +14,9 @@ from support.rowwise import Fuse, Rowwise
 import pipegen as pg
 from pipegen.core.interpreter import Row
 from pipegen.core.steps import EngineRequest
-from pipegen.jobs.journal import STEPS, Journal, JournalError
+from pipegen.jobs.journal import STEPS, Journal
 from pipegen.jobs.kept_steps import Steps, answer_from, answer_to_plain
+from pipegen.jobs.new_file import JournalError
 from pipegen.jobs.row_keys import call_key
 from pipegen.records import strict_json
 from pipegen.records.fields import unchecked_replace

@@ -15,7 +15,7 @@ from support.fake_ray import Died, replaced_ray
 import pipegen as pg
 from pipegen.cli.outputs import Tally
 from pipegen.cli.progress_line import Meter
-from pipegen.jobs.job_rows import Row
+from pipegen.jobs.job_rows import JobRow
 from pipegen.jobs.ray import Counts
 from pipegen.jobs.ray_actors import (
     BLOCK_BYTES,
@@ -31,14 +31,14 @@ from pipegen.records.requests import ImagePolicy
 from pipegen.testing.fake import FakeEngine
 
 
-def row(number: int, size: int = 0) -> Row[int]:
+def row(number: int, size: int = 0) -> JobRow[int]:
     images = [pg.ImageSource(data=bytes(size))] if size else []
     request = (
         pg.VlmGenerationRequest(prompt="x", images=images)
         if images
         else pg.TextGenerationRequest(prompt="x")
     )
-    return Row(number, Success(request), f"{number:032x}", None)
+    return JobRow(number, Success(request), f"{number:032x}", None)
 
 
 def keys(blocks: Iterator[Placed]) -> list[list[int]]:
@@ -56,14 +56,14 @@ def test_blocks_hold_the_rows_in_order_and_are_bounded() -> None:
 
 def test_rows_that_are_finished_or_have_no_key_are_not_handed_out() -> None:
     finished = row(1)._replace(kept=lambda: Failure(pg.BadImage(0)))
-    broken = Row(2, Failure(pg.InvalidRequest("broken")), None, None)
+    broken = JobRow(2, Failure(pg.InvalidRequest("broken")), None, None)
     assert keys(blocks_of(iter([row(0), finished, broken, row(3)]))) == [[0, 3]]
 
 
 def test_the_input_is_taken_as_it_is_needed() -> None:
     taken: list[int] = []
 
-    def rows() -> Iterator[Row[int]]:
+    def rows() -> Iterator[JobRow[int]]:
         for number in range(1000):
             taken.append(number)
             yield row(number)
@@ -80,17 +80,19 @@ def test_a_row_among_finished_ones_does_not_wait_for_a_whole_block() -> None:
     assert keys(blocks_of(iter(rows))) == [[0], [], [3 * LOOKS]]
 
 
-def talks(count: int, branches: int, *, image: bool = False) -> list[list[Row[Any]]]:
+def talks(count: int, branches: int, *, image: bool = False) -> list[list[JobRow[Any]]]:
     """Next turns of so many conversations: so many of each."""
     route = pg.route(FakeEngine("Yes.<|im_end|>"))
-    made: list[list[Row[Any]]] = []
+    made: list[list[JobRow[Any]]] = []
     for talk in range(count):
         first = {"id": f"{talk}", "messages": [{"role": "user", "content": f"Is {talk} even?"}]}
         result = pg.run(route, [first])[0].unwrap()
         made.append([])
         for branch in range(branches):
             request = result.then(f"And {branch}?")
-            made[-1].append(Row(talk, Success(request), f"{talk * branches + branch:032x}", None))
+            made[-1].append(
+                JobRow(talk, Success(request), f"{talk * branches + branch:032x}", None)
+            )
     return made
 
 
@@ -121,10 +123,10 @@ def test_begun_blocks_together_are_bounded_in_bytes() -> None:
             messages=(*request.messages[:-1], last), continues=request.continues
         )
 
-    rows = [Row(0, of[0].request.map(large), of[0].key, None) for of in talks(8, 1)]
+    rows = [JobRow(0, of[0].request.map(large), of[0].key, None) for of in talks(8, 1)]
     taken = 0
 
-    def counted() -> Iterator[Row[Any]]:
+    def counted() -> Iterator[JobRow[Any]]:
         nonlocal taken
         for one in rows:
             taken += 1

@@ -18,8 +18,9 @@ from returns.result import Failure, Success
 import pipegen as pg
 from pipegen.core.errors import BackendFailed, CallFailed
 from pipegen.drivers.arguments import Admission
-from pipegen.jobs.in_flight import InFlight, Waiting
-from pipegen.jobs.journal import Finished, Journal, JournalError
+from pipegen.jobs.in_flight import InFlight, SuspectQueue
+from pipegen.jobs.journal import Finished, Journal
+from pipegen.jobs.new_file import JournalError
 from pipegen.jobs.replica import FRUITLESS, UNTRIED, Replica
 from pipegen.records.results import Encoded
 from pipegen.testing.fake import FakeEngine
@@ -194,9 +195,9 @@ def test_a_process_that_has_answered_nothing_blames_no_row(tmp_path: Path) -> No
         slots = [one.ask(key_of(number), request(number)) for number in (7, 8)]
         assert all(pg.is_ok(slot.result(WAIT)) for slot in slots)
     noted = InFlight(tmp_path, "run", "b")
-    waiting = Waiting[str](noted)
+    waiting = SuspectQueue[str](noted)
     dead(tmp_path, 3, owner="c")
-    later = Waiting[str](InFlight(tmp_path, "run", "c"))
+    later = SuspectQueue[str](InFlight(tmp_path, "run", "c"))
     for rows in (waiting, later):
         rows.add(key_of(3), "suspect")
         rows.add(key_of(4), "another")

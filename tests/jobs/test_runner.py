@@ -14,7 +14,8 @@ import pytest
 
 import pipegen as pg
 from pipegen.core.errors import CallFailed
-from pipegen.jobs.journal import Journal, JournalError
+from pipegen.jobs.journal import Journal
+from pipegen.jobs.new_file import JournalError
 from pipegen.jobs.row_keys import Keys
 from pipegen.jobs.runner import Job, begin_anew, job, job_keyed
 from pipegen.records.results import Encoded, Prompt, TokenLogprob

@@ -14,7 +14,7 @@ from pipegen.media import image as images
 from pipegen.media.files import DECODED_BYTES, DECODING, MemoryGate, decoded_bytes
 from pipegen.media.image import file_to_send, open_image, prepare
 from pipegen.media.sizes import ImageSpec
-from pipegen.records.options import VlmPreprocessOptions
+from pipegen.records.option_groups import VlmPreprocessOptions
 from pipegen.records.requests import ImagePolicy
 from pipegen.testing.image_files import image_file
 

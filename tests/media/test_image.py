@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pipegen.core.errors import BadImage, UnsupportedOption
+from pipegen.core.names import InvalidField
 from pipegen.core.slots import is_ok
 from pipegen.media.image import as_pil, digest, file_to_send, open_image, prepare
 from pipegen.media.sizes import ImageSpec, fit, pixel_budget
-from pipegen.records.fields import InvalidField
 from pipegen.records.messages import ImageSource
-from pipegen.records.options import VlmPreprocessOptions
+from pipegen.records.option_groups import VlmPreprocessOptions
 from pipegen.records.requests import ImagePolicy
 from pipegen.records.results import PreparedImage
 from pipegen.testing.image_files import (

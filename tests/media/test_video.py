@@ -16,7 +16,7 @@ from pipegen.media.sizes import ImageSpec
 from pipegen.media.source import load_sources, sample_of
 from pipegen.media.video import prepare_video
 from pipegen.records.fields import names_of
-from pipegen.records.options import VlmPreprocessOptions
+from pipegen.records.option_groups import VlmPreprocessOptions
 from pipegen.records.requests import ImagePolicy
 from pipegen.records.results import PreparedImage
 

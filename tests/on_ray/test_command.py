@@ -29,7 +29,7 @@ from pipegen.cli.on_ray import OnRay, ray_slots
 from pipegen.cli.outputs import Tally, slot_of
 from pipegen.cli.progress_line import Meter, Moved
 from pipegen.cli.run_flags import AskedFlags
-from pipegen.cli.sources import Asked
+from pipegen.cli.sources import RunSettings
 from pipegen.cli.usage import load_of
 from pipegen.io import jsonl
 from pipegen.io.tables import Columns
@@ -194,7 +194,7 @@ def slots_of(
     files = Files(
         out=str(folder / "out"),
         quiet=True,
-        asked=Asked(load_of(AskedFlags(model="fake"), {})),
+        asked=RunSettings(load_of(AskedFlags(model="fake"), {})),
         **flags,
     )
     return ray_slots(

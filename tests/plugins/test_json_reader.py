@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from pipegen.plugins.json_reader import Reading, digest, read
+from pipegen.plugins.json_reader import JsonState, digest, read
 
 
 def marks(text: str, *keys: str) -> list[int]:
-    reading, found = Reading(), []
+    reading, found = JsonState(), []
     for char in text:
         reading, mark = read(reading, char, [digest(key) for key in keys] or None)
         if mark is not None:
@@ -85,10 +85,10 @@ def test_with_keys_an_object_is_known_when_the_last_of_them_is_complete() -> Non
 
 def test_reading_on_does_not_change_an_old_state() -> None:
     text = '[{"a": "x\\u00e9", "b": [1, {}]}, {"a": 2}]'
-    states = [Reading()]
+    states = [JsonState()]
     for char in text:
         states.append(read(states[-1], char)[0])
-    again = Reading()
+    again = JsonState()
     for place, char in enumerate(text):
         assert again == states[place]
         again, _ = read(states[place], char)

@@ -17,7 +17,9 @@ from pairs import PAIRS, Pair, loaded
 
 from pipegen.core.errors import InvalidRequest, TemplateFailed
 from pipegen.core.slots import is_ok
-from pipegen.records.options import ChatTemplateOptions, GenerationOptions, resolve
+from pipegen.records.option_groups import ChatTemplateOptions
+from pipegen.records.option_records import GenerationOptions
+from pipegen.records.options import resolve
 from pipegen.records.requests import TextGenerationRequest
 from pipegen.records.results import ResolvedRequest
 from pipegen.stages.rendering import render_row

@@ -16,7 +16,7 @@ from tokenizers import Tokenizer as Rust
 from pipegen.backends.checkpoint import tokenizers as loader
 from pipegen.backends.checkpoint.tokenizer_file import LightTokenizer, added_states
 from pipegen.backends.checkpoint.tokenizers import load_tokenizer
-from pipegen.records.fields import InvalidField
+from pipegen.core.names import InvalidField
 
 TEXTS = (
     *("Hello world", " leading space", "  two", "two  spaces", "trailing  ", "1234567 + 89"),

@@ -18,7 +18,7 @@ from pipegen.answer.tool_calls import read_calls
 from pipegen.backends.checkpoint.tokenizers import HFRenderer
 from pipegen.core.slots import is_ok
 from pipegen.ending.detokenize import ids_behind
-from pipegen.records.options import ChatTemplateOptions
+from pipegen.records.option_groups import ChatTemplateOptions
 from pipegen.records.results import Encoded
 from pipegen.template.call_syntax import (
     ARGUMENTS,

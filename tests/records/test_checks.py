@@ -11,7 +11,8 @@ from typing import Annotated, Any
 import pytest
 
 import pipegen as pg
-from pipegen.records.fields import UnknownField, integer, nearest, record, unchecked_replace
+from pipegen.core.names import nearest
+from pipegen.records.fields import UnknownField, integer, record, unchecked_replace
 from pipegen.records.frozen import printed
 from pipegen.testing.fake import FakeEngine
 

@@ -22,6 +22,7 @@ import pipegen
 from pipegen.answer.json_check import wrong_in_json
 from pipegen.config import lines_schema
 from pipegen.core.errors import GenerationError, Refused, Timeout
+from pipegen.core.names import InvalidField
 from pipegen.io.jsonl import from_plain, to_plain
 from pipegen.records import codec, strict_json
 from pipegen.records.codec import (
@@ -34,10 +35,11 @@ from pipegen.records.codec import (
     item_of,
     word_of,
 )
-from pipegen.records.fields import UNWRITTEN, InvalidField, record, unchecked_replace
+from pipegen.records.fields import UNWRITTEN, record, unchecked_replace
 from pipegen.records.frozen import freeze
 from pipegen.records.messages import ImageSource, VideoSource
-from pipegen.records.options import GenerationOptions, resolve
+from pipegen.records.option_records import GenerationOptions
+from pipegen.records.options import resolve
 from pipegen.records.results import Finish, GenerationResult, TokenLogprob
 from pipegen.records.rollouts import Rollout
 from pipegen.testing import strategies
@@ -64,7 +66,8 @@ from pipegen.io.table_out import arrow_out
 from pipegen.io.tables import Columns, Row
 from pipegen.records import strict_json
 from pipegen.records.frozen import freeze
-from pipegen.records.options import GenerationOptions, resolve
+from pipegen.records.option_records import GenerationOptions
+from pipegen.records.options import resolve
 from pipegen.records.results import Finish, GenerationResult
 from pipegen.answer.json_check import wrong_in_json
 from pipegen.testing.strategies import results

@@ -12,25 +12,21 @@ from typing import Any
 import pytest
 from immutabledict import immutabledict
 
+from pipegen.core.names import InvalidField
 from pipegen.records import strict_json
 from pipegen.records.engine_list import ENGINE_LIST
-from pipegen.records.fields import InvalidField, UnknownField
-from pipegen.records.option_table import OPTIONS, OTHER_NAMES, Wire, wire_fields
-from pipegen.records.options import (
-    DEFAULTS,
+from pipegen.records.fields import UnknownField
+from pipegen.records.option_groups import (
     GROUPS,
     ChatTemplateOptions,
     DecodeOptions,
-    GenerationOptions,
     StopOptions,
     StructuredOptions,
     VlmPreprocessOptions,
-    flat_values,
-    merge,
-    option_names,
-    options_from,
-    resolve,
 )
+from pipegen.records.option_records import GenerationOptions
+from pipegen.records.option_table import DEFAULTS, OPTIONS, OTHER_NAMES, Wire, wire_fields
+from pipegen.records.options import flat_values, merge, option_names, options_from, resolve
 
 
 @pytest.mark.parametrize(

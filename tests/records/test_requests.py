@@ -13,10 +13,11 @@ import pytest
 from PIL import Image
 
 import pipegen as pg
+from pipegen.core.names import InvalidField
 from pipegen.core.slots import is_ok
 from pipegen.io.forms import TableError
 from pipegen.io.tables import Columns
-from pipegen.records.fields import InvalidField, UnknownField
+from pipegen.records.fields import UnknownField
 from pipegen.records.messages import (
     ImagePart,
     ImageSource,

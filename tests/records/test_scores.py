@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from pipegen.records.options import GenerationOptions, resolve
+from pipegen.records.option_records import GenerationOptions
+from pipegen.records.options import resolve
 from pipegen.records.requests import TextGenerationRequest
 from pipegen.records.results import Encoded, Prompt
 from pipegen.records.scores import ScoreInput

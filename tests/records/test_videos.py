@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 import pipegen as pg
+from pipegen.core.names import InvalidField
 from pipegen.jobs.row_keys import Keys
-from pipegen.records.fields import InvalidField
 from pipegen.records.messages import VideoSource, message_from
 
 FRAMES = {"frames": [b"a", b"b"], "times": [0, 0.5]}

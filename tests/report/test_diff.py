@@ -9,7 +9,8 @@ import pytest
 from returns.result import Failure, Success
 
 from pipegen.core.errors import InvalidRequest, PromptTooLong
-from pipegen.records.options import GenerationOptions, resolve
+from pipegen.records.option_records import GenerationOptions
+from pipegen.records.options import resolve
 from pipegen.records.results import Finish, GenerationResult
 from pipegen.report.diff import Compared, Difference, compare, first_difference, summary
 

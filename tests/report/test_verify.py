@@ -11,7 +11,7 @@ import pytest
 import pipegen as pg
 from pipegen.records.parse_request import request_from
 from pipegen.report import asking as module
-from pipegen.report.asking import Asked, Failed, Routes, answers_of, ask
+from pipegen.report.asking import Failed, RequestSet, Routes, answers_of, ask
 from pipegen.report.diagnose import judge
 from pipegen.report.verdict import Answer
 from pipegen.testing.fake import FakeEngine, ToyRenderer
@@ -61,7 +61,7 @@ def test_a_request_is_scored_whatever_it_asks_beside_its_prompt() -> None:
     engine = FakeEngine(GREEDY)
     drawn = {"max_new_tokens": 3, "temperature": 1.0, "seed": 1, "stop": ["x"]}
     request = request_from({**asked("one")[0], "options": drawn})
-    (made,) = answers(ask(routes(engine), "chat", Asked([request], pg.GenerationOptions())))
+    (made,) = answers(ask(routes(engine), "chat", RequestSet([request], pg.GenerationOptions())))
     assert len(made.likeliest) == 3
     assert engine.calls[0][0].options.seed == 1
     lengths = [{**one, "options": {"max_new_tokens": 3}} for one in asked("one", "two")]

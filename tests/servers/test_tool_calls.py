@@ -19,7 +19,7 @@ import pytest
 
 import pipegen as pg
 from pipegen.answer.tool_calls import read_calls
-from pipegen.records.options import ChatTemplateOptions
+from pipegen.records.option_groups import ChatTemplateOptions
 from pipegen.template.call_syntax import writer_of
 
 COUNT = 500

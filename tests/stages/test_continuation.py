@@ -11,7 +11,7 @@ import pytest
 import pipegen as pg
 from pipegen.core.slots import Slot
 from pipegen.records.messages import ImageSource
-from pipegen.records.options import VlmPreprocessOptions
+from pipegen.records.option_groups import VlmPreprocessOptions
 from pipegen.records.results import PreparedImage
 from pipegen.testing.fake import FakeEngine, ToyRenderer
 from pipegen.testing.toy import ToyTokenizer

@@ -18,7 +18,9 @@ from pipegen.ending.stop_state import TokenFold, ending_ids, plan_of, text_offse
 from pipegen.engines.plugin import Plugin
 from pipegen.engines.protocol import RowDone, TokensMade
 from pipegen.records.fields import unchecked_replace
-from pipegen.records.options import DecodeOptions, GenerationOptions, StopOptions, resolve
+from pipegen.records.option_groups import DecodeOptions, StopOptions
+from pipegen.records.option_records import GenerationOptions
+from pipegen.records.options import resolve
 from pipegen.records.requests import TextGenerationRequest
 from pipegen.records.results import Decoded, Encoded, Ending, Finish, Prompt, Raw, TokenLogprob
 from pipegen.stages.ending import decode_row, end_row, stop_row

@@ -23,7 +23,9 @@ from pipegen.core.slots import Slot, is_ok
 from pipegen.engines.capabilities import ENGINES, Capabilities
 from pipegen.engines.plugin import Plugin
 from pipegen.records.engine_list import shown
-from pipegen.records.options import GenerationOptions, StopOptions, StructuredOptions, resolve
+from pipegen.records.option_groups import StopOptions, StructuredOptions
+from pipegen.records.option_records import GenerationOptions
+from pipegen.records.options import resolve
 from pipegen.records.requests import GenerationRequest, TextGenerationRequest, VlmGenerationRequest
 from pipegen.records.results import Encoded, Prompt, ResolvedRequest
 from pipegen.stages.fitting import check_fit, check_ids, remaining_tokens

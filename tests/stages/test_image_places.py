@@ -8,7 +8,9 @@ from typing import Any
 
 from pipegen.core.errors import InvalidRequest
 from pipegen.core.slots import Slot
-from pipegen.records.options import ChatTemplateOptions, GenerationOptions, resolve
+from pipegen.records.option_groups import ChatTemplateOptions
+from pipegen.records.option_records import GenerationOptions
+from pipegen.records.options import resolve
 from pipegen.records.requests import TextGenerationRequest, VlmGenerationRequest
 from pipegen.records.results import PreparedImage, Prompt, ResolvedRequest
 from pipegen.stages.rendering import Rendered, render_row

@@ -25,7 +25,9 @@ import pipegen as pg
 from pipegen.backends.checkpoint.tokenizers import HFRenderer, HFTokenizer
 from pipegen.core.errors import InvalidRequest, TemplateFailed
 from pipegen.core.slots import Slot, is_ok
-from pipegen.records.options import ChatTemplateOptions, GenerationOptions, resolve
+from pipegen.records.option_groups import ChatTemplateOptions
+from pipegen.records.option_records import GenerationOptions
+from pipegen.records.options import resolve
 from pipegen.records.requests import GenerationRequest, TextGenerationRequest, VlmGenerationRequest
 from pipegen.records.results import PreparedImage, Prompt, ResolvedRequest
 from pipegen.stages.rendering import render_row

@@ -21,12 +21,14 @@ from support.small_tokenizers import (
 
 from pipegen.backends.checkpoint.tokenizers import HFRenderer, HFTokenizer
 from pipegen.core.errors import InvalidRequest, TemplateFailed
+from pipegen.core.names import InvalidField
 from pipegen.core.slots import Slot
 from pipegen.drivers.batch import run
 from pipegen.drivers.route import attach, route
 from pipegen.plugins import strip_prefix
-from pipegen.records.fields import InvalidField
-from pipegen.records.options import ChatTemplateOptions, GenerationOptions, resolve
+from pipegen.records.option_groups import ChatTemplateOptions
+from pipegen.records.option_records import GenerationOptions
+from pipegen.records.options import resolve
 from pipegen.records.requests import TextGenerationRequest, VlmGenerationRequest
 from pipegen.records.results import ResolvedRequest
 from pipegen.stages.rendering import Rendered, render, render_row

@@ -13,7 +13,9 @@ pytest.importorskip("transformers")
 from support.small_tokenizers import CHATML, chatml_tokenizer
 
 from pipegen.backends.checkpoint.tokenizers import HFRenderer, HFTokenizer
-from pipegen.records.options import ChatTemplateOptions, GenerationOptions, resolve
+from pipegen.records.option_groups import ChatTemplateOptions
+from pipegen.records.option_records import GenerationOptions
+from pipegen.records.options import resolve
 from pipegen.records.requests import TextGenerationRequest
 from pipegen.records.results import ResolvedRequest
 from pipegen.stages.rendering import render_row

@@ -26,7 +26,7 @@ from pipegen.answer.tagged_calls import text_until
 from pipegen.answer.value_patterns import numbers
 from pipegen.backends.checkpoint.tokenizers import HFRenderer
 from pipegen.backends.grammar import text_of
-from pipegen.records.options import StructuredOptions
+from pipegen.records.option_groups import StructuredOptions
 from pipegen.records.results import Encoded
 from pipegen.testing.fake import FakeEngine
 

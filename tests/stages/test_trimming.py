@@ -12,7 +12,9 @@ import pipegen as pg
 from pipegen.core.errors import MalformedResponse, PluginFailed
 from pipegen.ending.stop_state import Stripper
 from pipegen.engines.plugin import Plugin
-from pipegen.records.options import DecodeOptions, GenerationOptions, StructuredOptions, resolve
+from pipegen.records.option_groups import DecodeOptions, StructuredOptions
+from pipegen.records.option_records import GenerationOptions
+from pipegen.records.options import resolve
 from pipegen.records.requests import TextGenerationRequest
 from pipegen.records.results import (
     Decoded,

@@ -14,7 +14,8 @@ from pipegen.backends.checkpoint.tokenizers import HFRenderer, HFTokenizer
 from pipegen.backends.servers.image_urls import messages_of
 from pipegen.core.errors import InvalidRequest, TemplateFailed
 from pipegen.core.slots import Slot
-from pipegen.records.options import GenerationOptions, resolve
+from pipegen.records.option_records import GenerationOptions
+from pipegen.records.options import resolve
 from pipegen.records.requests import TextGenerationRequest
 from pipegen.records.results import ResolvedRequest
 from pipegen.stages.rendering import Rendered, render_row

@@ -17,9 +17,11 @@ from support.small_tokenizers import added_tokens, chatml_tokenizer
 import pipegen as pg
 from pipegen.backends.checkpoint.tokenizers import HFRenderer, HFTokenizer
 from pipegen.core.errors import InvalidRequest
+from pipegen.core.names import InvalidField
 from pipegen.core.slots import Slot, is_ok
-from pipegen.records.fields import InvalidField
-from pipegen.records.options import ChatTemplateOptions, GenerationOptions, resolve
+from pipegen.records.option_groups import ChatTemplateOptions
+from pipegen.records.option_records import GenerationOptions
+from pipegen.records.options import resolve
 from pipegen.records.requests import TextGenerationRequest
 from pipegen.records.results import Prompt, ResolvedRequest
 from pipegen.stages.rendering import Rendered, render_row

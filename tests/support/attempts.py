@@ -9,7 +9,8 @@ import pytest
 from pipegen.backends.http.access import access_to
 from pipegen.backends.servers.wire import Completion
 from pipegen.engines.settings import ServerSettings
-from pipegen.records.options import GenerationOptions, resolve
+from pipegen.records.option_records import GenerationOptions
+from pipegen.records.options import resolve
 
 __all__ = ["Row", "sender_to"]
 

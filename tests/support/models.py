@@ -15,7 +15,8 @@ from typing import Any
 from support.small_tokenizers import chatml_tokenizer, instruct_tokenizer, video_tokenizer
 from support.vision_models import IMAGE_FAMILIES
 
-from pipegen.records.options import GenerationOptions, resolve
+from pipegen.records.option_records import GenerationOptions
+from pipegen.records.options import resolve
 from pipegen.records.requests import TextGenerationRequest
 from pipegen.records.results import Encoded, PreparedImage, Prompt
 

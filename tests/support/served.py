@@ -16,7 +16,7 @@ from pipegen.core.slots import Slot
 from pipegen.drivers.route import route
 from pipegen.engines.settings import ModelLoadConfig, ServerSettings
 from pipegen.records.messages import ImageSource
-from pipegen.records.options import VlmPreprocessOptions
+from pipegen.records.option_groups import VlmPreprocessOptions
 from pipegen.records.results import PreparedImage, Prompt
 from pipegen.testing.fake import ToyRenderer
 from pipegen.testing.toy import ToyTokenizer

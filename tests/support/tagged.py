@@ -11,7 +11,7 @@ from typing import Any
 import pipegen as pg
 from pipegen.answer.forced_calls import CallTexts, call_texts
 from pipegen.answer.regex_check import matches
-from pipegen.records.options import ChatTemplateOptions
+from pipegen.records.option_groups import ChatTemplateOptions
 from pipegen.records.results import Encoded
 from pipegen.template.call_syntax import json_at, writer_of
 from pipegen.testing.fake import FakeEngine

@@ -8,7 +8,7 @@ import pytest
 
 pytest.importorskip("jinja2")
 
-from pipegen.template.literals import Compared, compared_beyond, compared_with
+from pipegen.template.literals import ComparedText, compared_beyond, compared_with
 
 
 @pytest.mark.parametrize(
@@ -74,20 +74,20 @@ from pipegen.template.literals import Compared, compared_beyond, compared_with
 def test_comparisons_are_with_whole_entries_or_with_parts_of_them(
     source: str, alone: set[str], parts: set[str]
 ) -> None:
-    assert compared_with(source) == Compared(frozenset(alone), frozenset(parts))
+    assert compared_with(source) == ComparedText(frozenset(alone), frozenset(parts))
 
 
 def test_text_that_holds_some_characters_is_left_out() -> None:
     assert compared_beyond(
         "{{ m.content.split('<s>') }}{% if 'x' in m.content %}{% endif %}", frozenset("<")
-    ) == Compared(parts=frozenset({"x"}))
+    ) == ComparedText(parts=frozenset({"x"}))
 
 
 def test_nothing_is_found_in_words_where_the_template_compares_with_nothing() -> None:
-    assert Compared().found_in(["words"]) == frozenset()
-    assert Compared(alone=frozenset({"x"})).found_in(["x" * 100, "y"]) == frozenset()
+    assert ComparedText().found_in(["words"]) == frozenset()
+    assert ComparedText(alone=frozenset({"x"})).found_in(["x" * 100, "y"]) == frozenset()
 
 
 def test_without_jinja_nothing_is_compared(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "jinja2", None)
-    assert compared_with("{% if m.content == 'without jinja' %}{% endif %}") == Compared()
+    assert compared_with("{% if m.content == 'without jinja' %}{% endif %}") == ComparedText()

@@ -11,7 +11,7 @@ pytest.importorskip("transformers")
 from support.small_tokenizers import chatml_tokenizer
 
 from pipegen.backends.checkpoint.tokenizers import HFRenderer, HFTokenizer
-from pipegen.records.options import ChatTemplateOptions
+from pipegen.records.option_groups import ChatTemplateOptions
 from pipegen.template.call_syntax import writer_of
 from pipegen.template.control_tokens import control_tokens
 from pipegen.template.thinking import ThoughtTexts, thought_texts

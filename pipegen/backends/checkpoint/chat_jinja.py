@@ -165,7 +165,7 @@ def _compiled(source: str, guarded: bool) -> Any:
     from jinja2.sandbox import ImmutableSandboxedEnvironment
     from jinja2.utils import Namespace
 
-    class Generation(Extension):
+    class GenerationTag(Extension):
         """The tags around what a model is trained on: their text is written as it is."""
 
         tags = {"generation"}  # noqa: RUF012 - as Jinja has it
@@ -223,7 +223,7 @@ def _compiled(source: str, guarded: bool) -> Any:
         )
 
     environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[Generation, loopcontrols]
+        trim_blocks=True, lstrip_blocks=True, extensions=[GenerationTag, loopcontrols]
     )
     environment.filters["tojson"] = tojson
     environment.globals |= {

@@ -1,5 +1,4 @@
-"""The light facts of a checkpoint: all that can be known of a model before, and without, loading
-its weights.
+"""The light facts of a checkpoint: all that is known of a model without loading its weights.
 
 Every engine that reads checkpoints shares them, so that prompts, images, limits and end tokens are
 the same on each.
@@ -50,14 +49,15 @@ from pipegen.core.errors import (
     UnsupportedOption,
 )
 from pipegen.core.foreign_calls import attempt
+from pipegen.core.names import InvalidField
 from pipegen.core.slots import Slot, is_ok
 from pipegen.engines.settings import ModelLoadConfig
 from pipegen.media.image import prepare
 from pipegen.media.sizes import ImageSpec, fit
-from pipegen.records.fields import InvalidField, mapping
+from pipegen.records.fields import mapping
 from pipegen.records.frozen import printed
 from pipegen.records.messages import ImageSource, VideoSource
-from pipegen.records.options import VlmPreprocessOptions
+from pipegen.records.option_groups import VlmPreprocessOptions
 from pipegen.records.requests import ImagePolicy
 from pipegen.records.results import PreparedImage, Prompt
 from pipegen.template.unwritten import ignores_users

@@ -22,7 +22,7 @@ from pipegen.engines.session import answers
 from pipegen.engines.settings import ModelLoadConfig, settings_of, that_change_answers
 from pipegen.engines.tokenizer import Renderer, Tokenizer
 from pipegen.records.messages import ImageSource
-from pipegen.records.options import VlmPreprocessOptions
+from pipegen.records.option_groups import VlmPreprocessOptions
 from pipegen.records.results import Encoded, PreparedImage, Raw
 
 

@@ -17,7 +17,8 @@ from pipegen.backends.checkpoint.positions import Boundary, boundaries
 from pipegen.backends.checkpoint.tiny_model import BEYOND, VOCABULARY, write_shrunken
 from pipegen.core.errors import UnsupportedOption
 from pipegen.core.slots import Slot, all_of
-from pipegen.records.options import GenerationOptions, resolve
+from pipegen.records.option_records import GenerationOptions
+from pipegen.records.options import resolve
 from pipegen.records.requests import TextGenerationRequest
 from pipegen.records.results import Encoded, Prompt
 from pipegen.records.scores import ScoreInput, TokenScores
@@ -76,9 +77,9 @@ def _row(length: int) -> ScoreInput:
     return ScoreInput(encoded=encoded, continuation=ids[1:])
 
 
-def _worst(first: Slot[TokenScores], second: Slot[TokenScores]) -> float | None:
+def _worst(scored: Slot[TokenScores], other_scored: Slot[TokenScores]) -> float | None:
     """The largest difference of two scores of a row; None where an engine refuses it."""
-    return all_of((first, second)).map(_most_apart).value_or(None)
+    return all_of((scored, other_scored)).map(_most_apart).value_or(None)
 
 
 def _most_apart(scores: Sequence[TokenScores]) -> float:
@@ -86,7 +87,7 @@ def _most_apart(scores: Sequence[TokenScores]) -> float:
     return max(abs(mine - theirs) for mine, theirs in zip(first, second, strict=True))
 
 
-def differs_beyond(text: Any, folder: Path, first: Score, second: Score) -> Differs | None:
+def differs_beyond(text: Any, folder: Path, score: Score, other_score: Score) -> Differs | None:
     """The shortest length beyond which two engines differ; None where they do not. The small model
     is written into the folder.
 
@@ -97,7 +98,7 @@ def differs_beyond(text: Any, folder: Path, first: Score, second: Score) -> Diff
     inputs = [row for _, row in rows]
     seen = [
         _worst(mine, theirs)
-        for mine, theirs in zip(first(folder, inputs), second(folder, inputs), strict=True)
+        for mine, theirs in zip(score(folder, inputs), other_score(folder, inputs), strict=True)
     ]
     allowed = (
         max(_TOLERANCE, _ROUNDING * (seen[0] or 0.0))

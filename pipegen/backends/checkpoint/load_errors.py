@@ -26,8 +26,8 @@ from pipegen.backends.checkpoint.file_digests import header_of, identity_of
 from pipegen.backends.checkpoint.locate import ModelFiles, adapters_of, files_of_adapter
 from pipegen.core.distribution import MissingExtra
 from pipegen.core.errors import BackendFailed, CallFailed
+from pipegen.core.names import InvalidField
 from pipegen.engines.settings import ModelLoadConfig
-from pipegen.records.fields import InvalidField
 from pipegen.records.frozen import printed
 
 _log = logging.getLogger("pipegen")
@@ -63,7 +63,7 @@ _OBJECTS = (
 """Files that hold one JSON object."""
 
 
-class Broken(NamedTuple):
+class BrokenFile(NamedTuple):
     """What is wrong with a file, and what to do."""
 
     words: str
@@ -247,25 +247,25 @@ def weight_files(folder: str | os.PathLike[str]) -> list[Path]:
     return []
 
 
-def broken_file(files: Iterable[Path]) -> Broken | None:
+def broken_file(files: Iterable[Path]) -> BrokenFile | None:
     """What is wrong with the first of these files that is not what it should be: missing, a pointer
     of git-lfs, or cut short.
     """
     for file in files:
         if file.is_dir():
             if file.name in _OBJECTS or file.suffix == ".jinja":
-                return Broken(
+                return BrokenFile(
                     f"{file} is a folder, where a file is expected",
                     "put the file of that name in its place",
                 )
             continue
         if not file.is_file():
-            return Broken(f"{file} is missing", "fetch the whole model again")
+            return BrokenFile(f"{file} is missing", "fetch the whole model again")
         size = file.stat().st_size
         with file.open("rb") as stream:
             head = stream.read(100)
             if head.startswith(_POINTER):
-                return Broken(
+                return BrokenFile(
                     f"{file} is a pointer of git-lfs, not the file itself",
                     "fetch the files themselves: git lfs pull",
                 )
@@ -285,14 +285,14 @@ def broken_file(files: Iterable[Path]) -> Broken | None:
                 if full_size is None or full_size == size
                 else f"{size} of {full_size} bytes"
             )
-            return Broken(f"{file} is not whole: it has {seen}", "fetch the file again")
+            return BrokenFile(f"{file} is not whole: it has {seen}", "fetch the file again")
     return None
 
 
-def _broken_text(file: Path, head: bytes) -> Broken | None:
+def _broken_text(file: Path, head: bytes) -> BrokenFile | None:
     """What is wrong with a file of text: one of JSON, or a template."""
     if file.suffix == ".json" and head.startswith(codecs.BOM_UTF8):
-        return Broken(
+        return BrokenFile(
             f"{file} begins with a byte order mark, which JSON does not have",
             "save it as UTF-8 without one, or fetch it again",
         )
@@ -305,25 +305,25 @@ def _broken_text(file: Path, head: bytes) -> Broken | None:
             else {}
         )
     except UnicodeDecodeError:
-        return Broken(f"{file} is no text in UTF-8", "fetch the file again")
+        return BrokenFile(f"{file} is no text in UTF-8", "fetch the file again")
     except (ValueError, RecursionError):
-        return Broken(f"{file} is no JSON, or not whole", "fetch the file again")
+        return BrokenFile(f"{file} is no JSON, or not whole", "fetch the file again")
     if (file.name in _OBJECTS or file.name.endswith(".index.json")) and not isinstance(
         content, dict
     ):
-        return Broken(
+        return BrokenFile(
             f"{file} holds {printed(content)[:40]}, where a JSON object is expected",
             "fetch the file again",
         )
     if file.name.endswith(".index.json") and not isinstance(content.get("weight_map"), dict):
-        return Broken(
+        return BrokenFile(
             f"{file} has no weight_map, which says in which file each weight is",
             "fetch the file again",
         )
     return None
 
 
-def broken_in(files: ModelFiles, *names: str) -> Broken | None:
+def broken_in(files: ModelFiles, *names: str) -> BrokenFile | None:
     """What is wrong with the first of these files that is not what it should be, of those that the
     model has.
     """

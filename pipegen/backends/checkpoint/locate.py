@@ -9,10 +9,9 @@ from typing import Any, NamedTuple
 
 from pipegen.backends.checkpoint.file_digests import WEIGHTS
 from pipegen.core.foreign_calls import attempt
-from pipegen.core.names import CLOSE, nearest
+from pipegen.core.names import CLOSE, InvalidField, nearest
 from pipegen.core.slots import is_ok
 from pipegen.engines.settings import ModelLoadConfig
-from pipegen.records.fields import InvalidField
 from pipegen.records.frozen import printed
 
 EMBEDDED = "embedded"

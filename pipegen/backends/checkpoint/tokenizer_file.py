@@ -31,7 +31,7 @@ from typing import Any
 
 from pipegen.backends.checkpoint.chat_jinja import RENDERING, render, rendering
 from pipegen.backends.checkpoint.verdicts import keep, kept
-from pipegen.records.fields import InvalidField
+from pipegen.core.names import InvalidField
 
 PROBES = (
     *(

@@ -14,7 +14,7 @@ from pipegen.core.distribution import MissingExtra, need
 from pipegen.core.errors import ContractError, UnsupportedMultimodal
 from pipegen.core.slots import Slot
 from pipegen.records.messages import VideoSource
-from pipegen.records.options import VlmPreprocessOptions
+from pipegen.records.option_groups import VlmPreprocessOptions
 from pipegen.records.results import PreparedImage
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import causal_mask_function, sdpa_mask
 
 from pipegen.backends.hf.shared_columns import attend, shared_of
-from pipegen.records.fields import InvalidField
+from pipegen.core.names import InvalidField
 
 NAME = "pipegen_grouped_sdpa"
 """What transformers calls it in `attn_implementation`."""

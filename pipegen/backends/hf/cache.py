@@ -28,7 +28,7 @@ from transformers.cache_utils import (
     LinearAttentionLayer,
 )
 
-from pipegen.backends.hf.shared_columns import Chain, Part, Run, SharedKeys, length_of
+from pipegen.backends.hf.shared_columns import Chain, ColumnSpan, KeyValues, SharedKeys, length_of
 
 _KNOWN = (
     DynamicLayer,
@@ -79,7 +79,7 @@ def _copied(cache: Any) -> Any:
     return other
 
 
-def selected(cache: Any, rows: Sequence[int], width: int) -> Any:
+def selected(cache: Any, row_indices: Sequence[int], width: int) -> Any:
     """A new cache with copies of these rows, in this order, cut to `width`; a row may be named more
     than once.
     """
@@ -90,11 +90,11 @@ def selected(cache: Any, rows: Sequence[int], width: int) -> Any:
                 dict(layer.conv_states),
                 dict(layer.recurrent_states),
             )
-    index = _index(rows)
+    index = _index(row_indices)
     _each(other, lambda tensor, columns: _fit(tensor, columns)[index(tensor.device)], width)
     chains = chains_of(cache)
     if chains:
-        _link(other, [chains[row] for row in rows])
+        _link(other, [chains[row] for row in row_indices])
     return other
 
 
@@ -145,11 +145,11 @@ def window_of(cache: Any) -> float:
     )
 
 
-def columns_of(cache: Any, row: int, length: int, first: int, end: int) -> list[torch.Tensor]:
+def columns_of(cache: Any, row_index: int, length: int, first: int, end: int) -> list[torch.Tensor]:
     """Copies of the columns between two places of a row that is so long, of each of its tensors;
     what it shares included.
     """
-    chain = chains_of(cache)[row] if chains_of(cache) else ()
+    chain = chains_of(cache)[row_index] if chains_of(cache) else ()
     shared = length_of(chain)
     places = [
         (run.first + max(first - before, 0), min(run.end, run.first + end - before))
@@ -164,7 +164,9 @@ def columns_of(cache: Any, row: int, length: int, first: int, end: int) -> list[
             for run, (at, to) in zip(chain, places, strict=True)
             if at < to
         ]
-        return torch.cat([*pieces, tensor[row, :, begin + own_first : begin + own_end]], dim=1)
+        return torch.cat(
+            [*pieces, tensor[row_index, :, begin + own_first : begin + own_end]], dim=1
+        )
 
     return [of(index, tensor) for index, tensor in enumerate(_tensors(cache))]
 
@@ -181,15 +183,15 @@ def emptied(cache: Any) -> Any:
 
 def joined(
     cache: Any,
-    rows: Sequence[Sequence[tuple[Sequence[torch.Tensor], int]]],
+    parts_of_rows: Sequence[Sequence[tuple[Sequence[torch.Tensor], int]]],
     width: int,
     room: int,
     chains: Sequence[Chain],
 ) -> Any:
     """A new cache of the layers of one that is `emptied`, with room for so many columns more.
 
-    rows: for each row its own parts, as `columns_of` gives them, each with how many of its first
-    columns are meant. chains: what comes before them.
+    parts_of_rows: for each row its own parts, as `columns_of` gives them, each with how many of its
+    first columns are meant. chains: what comes before them.
     """
     other = _copied(cache)
     index = 0
@@ -198,7 +200,7 @@ def joined(
             continue
         columns, wholes = _widened(layer, width), []
         for tensor in (layer.keys, layer.values):
-            parts = [[(part[index], count) for part, count in row] for row in rows]
+            parts = [[(part[index], count) for part, count in row] for row in parts_of_rows]
             wholes.append(_written(tensor, parts, columns, room))
             index += 1
         layer.keys, layer.values = (buffer[..., :columns, :] for buffer in wholes)
@@ -220,22 +222,22 @@ def unshared(cache: Any, lengths: Sequence[int]) -> Any:
     return joined(cache, rows, max(lengths), 0, ())
 
 
-def forked(cache: Any, lengths: Sequence[int], rows: Sequence[int]) -> Any:
+def forked(cache: Any, lengths: Sequence[int], row_indices: Sequence[int]) -> Any:
     """A new cache in which the own columns of these rows, but for the last, are parts that copies
     of the row share. lengths: of the own columns of all rows.
     """
     chains = [*(chains_of(cache) or [()] * len(lengths))]
     own = [*lengths]
-    for row in rows:
+    for row in row_indices:
         count = own[row] - 1
-        part = Part(
+        part = KeyValues(
             [
                 tensor[row, :, tensor.shape[-2] - own[row] : -1].clone()
                 for tensor in _tensors(cache)
             ],
             several=True,
         )
-        chains[row], own[row] = (*chains[row], Run(part, 0, count)), 1
+        chains[row], own[row] = (*chains[row], ColumnSpan(part, 0, count)), 1
     other = selected(cache, range(len(lengths)), max(own))
     _link(other, chains)
     return other
@@ -264,7 +266,7 @@ def check_read(cache: Any) -> None:
 def _link(cache: Any, chains: Sequence[Chain]) -> None:
     """Let the layers know what comes before the own columns of each row."""
     cache.chains = [*chains] if any(chains) else []
-    users: dict[Run, list[int]] = {}
+    users: dict[ColumnSpan, list[int]] = {}
     for row, chain in enumerate(cache.chains):
         for run in chain:
             users.setdefault(run, []).append(row)
@@ -295,14 +297,14 @@ def _befores(chain: Chain) -> list[int]:
 
 def _written(
     like: torch.Tensor,
-    rows: Sequence[Sequence[tuple[torch.Tensor, int]]],
+    pieces_of_rows: Sequence[Sequence[tuple[torch.Tensor, int]]],
     columns: int,
     room: int,
 ) -> torch.Tensor:
     """The parts of each row beside each other, so that they end at the last of the columns."""
     spare = room + max(SPARE, columns // 4)
-    buffer = like.new_empty(len(rows), like.shape[1], columns + spare, like.shape[-1])
-    for index, parts in enumerate(rows):
+    buffer = like.new_empty(len(pieces_of_rows), like.shape[1], columns + spare, like.shape[-1])
+    for index, parts in enumerate(pieces_of_rows):
         end = columns
         for part, meant in reversed(parts):
             count = min(meant, end)
@@ -332,9 +334,9 @@ def token_bytes(cache: Any) -> int:
     )
 
 
-def _index(rows: Sequence[int]) -> Callable[[torch.device], torch.Tensor]:
+def _index(row_indices: Sequence[int]) -> Callable[[torch.device], torch.Tensor]:
     """The rows as an index, brought to each device once: layers may lie on several."""
-    return functools.cache(lambda device: torch.tensor(rows, device=device))
+    return functools.cache(lambda device: torch.tensor(row_indices, device=device))
 
 
 def _fit(tensor: torch.Tensor, columns: int | None) -> torch.Tensor:

@@ -18,7 +18,7 @@ from transformers.cache_utils import CacheLayerMixin, DynamicLayer
 from pipegen.backends.checkpoint.positions import positions_of
 from pipegen.backends.hf.attention import NAME
 from pipegen.backends.hf.cache import GrowingLayer
-from pipegen.records.fields import InvalidField
+from pipegen.core.names import InvalidField
 
 
 class CompileFailed(Exception):
@@ -129,7 +129,9 @@ class StaticCacheView:
         self._end = first + cache.get_seq_length()
         self._columns = keys.shape[-2]
         self._column = torch.tensor([self._end], device=keys.device)
-        self._cache.layers = [_Room(keys, values, self._column) for keys, values, _ in rooms]
+        self._cache.layers = [
+            _LayerColumns(keys, values, self._column) for keys, values, _ in rooms
+        ]
         columns = torch.arange(self._columns, device=keys.device)
         hidden = (columns < torch.tensor([[first + pad] for pad in pads], device=keys.device)) | (
             columns >= self._end
@@ -164,7 +166,7 @@ class StaticCacheView:
         self._seen = [layer.keys for layer in self._layers]
 
 
-class _Room(CacheLayerMixin):  # type: ignore[no-untyped-call]  # its __init_subclass__
+class _LayerColumns(CacheLayerMixin):  # type: ignore[no-untyped-call]  # its __init_subclass__
     """What the compiled pass sees of a layer: all of its columns, of which it writes one."""
 
     is_compileable = False

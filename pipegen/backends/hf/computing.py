@@ -101,16 +101,18 @@ class Computing:
         self.prefixes.clear()
         self.grammars.clear()
 
-    def scores(self, rows: Sequence[tuple[int, ScoreInput]]) -> dict[int, Slot[TokenScores]]:
+    def scores(
+        self, numbered_inputs: Sequence[tuple[int, ScoreInput]]
+    ) -> dict[int, Slot[TokenScores]]:
         """The log probabilities of continuations; see `pipegen.backends.hf.hf_scoring`."""
         from pipegen.backends.hf.hf_scoring import Scoring
 
         slots: dict[int, Slot[TokenScores]] = {}
-        for position, row in rows:
+        for position, row in numbered_inputs:
             wrong = self._wrong(row.whole)
             if wrong is not None:
                 slots[position] = Failure(wrong)
-        right = [(position, row) for position, row in rows if position not in slots]
+        right = [(position, row) for position, row in numbered_inputs if position not in slots]
         if right:
             check_process()
             self.loaded()

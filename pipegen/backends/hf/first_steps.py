@@ -38,7 +38,9 @@ from pipegen.backends.hf.prefixes import Prefixes
 from pipegen.backends.hf.row_adapters import use_adapters
 from pipegen.backends.hf.scheduler import ModelTraits, Schedule
 from pipegen.engines.plugin import Plugin, RowContext
-from pipegen.records.options import GenerationOptions, StopOptions, resolve
+from pipegen.records.option_groups import StopOptions
+from pipegen.records.option_records import GenerationOptions
+from pipegen.records.options import resolve
 from pipegen.records.requests import TextGenerationRequest
 from pipegen.records.results import Encoded, Prompt
 
@@ -252,15 +254,15 @@ def _is_small(difference: float | Exception, allowed: float) -> bool:
 
 
 def _wrong(
-    model: Any, checkpoint: Checkpoint, pixels: Pixels, row: Sequence[int], alone: float | Exception
+    model: Any, checkpoint: Checkpoint, pixels: Pixels, ids: Sequence[int], alone: float | Exception
 ) -> WrongSteps:
     """What differs where even a row that is read alone is wrong, for a reader."""
     kind, versions = (
         type(model).__name__,
         f"transformers {transformers.__version__}, torch {torch.__version__}",
     )
-    plain = _plain(model, row)
-    if not _is_causal(model, row, plain):
+    plain = _plain(model, ids)
+    if not _is_causal(model, ids, plain):
         return WrongSteps(
             f"{kind} is no causal model: the logits of a token depend on the tokens behind it, so it"
             f" cannot generate ({versions})"
@@ -268,7 +270,7 @@ def _wrong(
     if isinstance(alone, Exception):
         seen = f"they cannot be run: {type(alone).__name__}: {alone}"
     else:
-        (logits,) = _run(model, checkpoint, pixels, WAYS[-1], [row])
+        (logits,) = _run(model, checkpoint, pixels, WAYS[-1], [ids])
         first = _worst([logits[:1]], [plain], model)
         what = "attention or positions differ" if first > alone / 2 else "the cache differs"
         seen = f"{what}, and the logits by {alone:.2g} of their spread"
@@ -307,7 +309,7 @@ def _rows(checkpoint: Checkpoint) -> list[tuple[int, ...]]:
     return rows
 
 
-def _plain(model: Any, row: Sequence[int]) -> torch.Tensor:
+def _plain(model: Any, token_ids: Sequence[int]) -> torch.Tensor:
     """The logits of transformers' plain forward over a whole row alone, shape (tokens, vocabulary),
     in float32.
 
@@ -315,7 +317,7 @@ def _plain(model: Any, row: Sequence[int]) -> torch.Tensor:
     """
     takes = inspect.signature(type(model).forward).parameters
     use_adapters(model, [""])
-    ids = torch.tensor([row], device=model.device)
+    ids = torch.tensor([token_ids], device=model.device)
     more = {"attention_mask": torch.ones_like(ids)} if "attention_mask" in takes else {}
     try:
         outputs = model(input_ids=ids, use_cache=False, return_dict=True, **more)
@@ -332,15 +334,19 @@ def _plain(model: Any, row: Sequence[int]) -> torch.Tensor:
     return logits
 
 
-def _is_causal(model: Any, row: Sequence[int], plain: torch.Tensor) -> bool:
+def _is_causal(model: Any, ids: Sequence[int], plain: torch.Tensor) -> bool:
     """Whether other tokens at the end of a row leave the logits before them as they are."""
-    half, allowed = len(row) // 2, _MOST * _allowed(model)
-    other = _plain(model, (*row[:half], *row[: len(row) - half]))
+    half, allowed = len(ids) // 2, _MOST * _allowed(model)
+    other = _plain(model, (*ids[:half], *ids[: len(ids) - half]))
     return _worst([[*enumerate(other[:half])]], [plain], model) <= allowed
 
 
 def _run(
-    model: Any, checkpoint: Checkpoint, pixels: Pixels, way: Way, rows: Sequence[Sequence[int]]
+    model: Any,
+    checkpoint: Checkpoint,
+    pixels: Pixels,
+    way: Way,
+    ids_of_rows: Sequence[Sequence[int]],
 ) -> list[Logits]:
     """The logits of each row in pipegen's loop.
 
@@ -348,20 +354,20 @@ def _run(
     of the first, with other padding, and hold together what they begin with. Where nothing is kept, the first row joins the others. Either
     shows whether positions are those of tokens, or of columns.
     """
-    traits, seen = ModelTraits(), [Logits() for _ in rows]
+    traits, seen = ModelTraits(), [Logits() for _ in ids_of_rows]
     use_way(way, model, traits)
     kept = way.rows == "together"
     prefixes = Prefixes(
         math.inf if kept else 0, checkpoint, pixels, least=2, saved=math.inf, held=1
     )
-    prompts = [len(row) - _STEPS - _MORE for row in rows]
+    prompts = [len(row) - _STEPS - _MORE for row in ids_of_rows]
     for again in (False, True) if kept else (False,):
         joins = again and bool(prefixes.off)
-        lengths = [len(rows[0]) - 1, *prompts[1:]] if again and not joins else prompts
-        schedule = Schedule(model, checkpoint, len(rows), pixels, traits, prefixes)
+        lengths = [len(ids_of_rows[0]) - 1, *prompts[1:]] if again and not joins else prompts
+        schedule = Schedule(model, checkpoint, len(ids_of_rows), pixels, traits, prefixes)
         added = [
             _row(checkpoint, row, length, _STEPS, places)
-            for row, length, places in zip(rows, lengths, seen, strict=True)
+            for row, length, places in zip(ids_of_rows, lengths, seen, strict=True)
         ]
         if joins:
             schedule.add(added[1:])
@@ -406,7 +412,7 @@ def _row(
     return HFRow(len(ids), encoded, checkpoint.tokenizer, (), (plugin,))
 
 
-def _worst(rows: Sequence[Logits], plain: Sequence[torch.Tensor], model: Any) -> float:
+def _worst(logits_of_rows: Sequence[Logits], plain: Sequence[torch.Tensor], model: Any) -> float:
     """The largest difference between the logits of a place and those of the plain forward, as a
     share of how much the latter differ among each other: root mean squares, around the mean.
 
@@ -419,7 +425,7 @@ def _worst(rows: Sequence[Logits], plain: Sequence[torch.Tensor], model: Any) ->
     )
     of_row = statistics.median if routed and model.dtype not in _TOLERANCE else max
     worst = 0.0
-    for seen, expected in zip(rows, plain, strict=True):
+    for seen, expected in zip(logits_of_rows, plain, strict=True):
         shares = []
         for place, logits in seen:
             meant = expected[place] > _LEAST

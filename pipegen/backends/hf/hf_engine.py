@@ -14,11 +14,11 @@ from pipegen.backends.checkpoint.checkpoint_engine import CheckpointEngine
 from pipegen.backends.checkpoint.locate import adapters_of, check_adapters
 from pipegen.backends.step_loop import Mailbox
 from pipegen.core.distribution import need
+from pipegen.core.names import InvalidField
 from pipegen.core.slots import Slot
 from pipegen.engines.settings import ModelLoadConfig
-from pipegen.records.fields import InvalidField
 from pipegen.records.messages import ImageSource
-from pipegen.records.options import VlmPreprocessOptions
+from pipegen.records.option_groups import VlmPreprocessOptions
 from pipegen.records.results import PreparedImage
 
 if TYPE_CHECKING:

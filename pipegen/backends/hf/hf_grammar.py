@@ -25,7 +25,7 @@ from pipegen.core.errors import GenerationError, UnsupportedOption
 from pipegen.core.foreign_calls import Raised, guard
 from pipegen.core.slots import Slot, is_ok
 from pipegen.records.engine_list import shown
-from pipegen.records.options import GenerationOptions
+from pipegen.records.option_records import GenerationOptions
 
 KEPT = 256
 """Compiled grammars that are kept for one model."""

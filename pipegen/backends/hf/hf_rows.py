@@ -263,26 +263,26 @@ def pass_tokens(device: torch.device) -> int:
     return 4096 if device.type == "cpu" else 8192
 
 
-def group_size(prompts: Sequence[int], rows: int, tokens: int | None = None) -> int:
+def group_size(prompts: Sequence[int], most_rows: int, tokens: int | None = None) -> int:
     """How many of these prompts, from the first on, are read in one pass: at least one, and at most
-    `rows`.
+    `most_rows`.
 
     Padded to the longest of them they hold at most `tokens` tokens. The padding is at most a
     quarter of the prompts, or `SPARE` tokens.
 
     >>> (
-    ...     group_size([400, 390, 40, 30], rows=4),
-    ...     group_size([40, 30, 20], rows=4),
-    ...     group_size([40, 30, 20], rows=4, tokens=80),
+    ...     group_size([400, 390, 40, 30], most_rows=4),
+    ...     group_size([40, 30, 20], most_rows=4),
+    ...     group_size([40, 30, 20], most_rows=4, tokens=80),
     ... )
     (2, 3, 2)
     """
     longest, tokens_read = prompts[0], prompts[0]
-    for size, prompt in enumerate(prompts[1:rows], 1):
+    for size, prompt in enumerate(prompts[1:most_rows], 1):
         longest, tokens_read = max(longest, prompt), tokens_read + prompt
         padded = longest * (size + 1)
         if (tokens is not None and padded > tokens) or padded - tokens_read > max(
             SPARE, tokens_read // 4
         ):
             return size
-    return min(len(prompts), rows)
+    return min(len(prompts), most_rows)

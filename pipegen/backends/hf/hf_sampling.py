@@ -22,7 +22,8 @@ from pipegen.answer.barred import barred_after
 from pipegen.backends.hf.hf_grammar import constrain
 from pipegen.backends.hf.hf_rows import HFRow
 from pipegen.core.errors import BackendFailed, GenerationError, UnsupportedOption
-from pipegen.records.options import GenerationOptions, in_effect
+from pipegen.records.option_records import GenerationOptions
+from pipegen.records.options import in_effect
 from pipegen.records.results import TokenLogprob, margin_of
 from pipegen.records.scores import likely
 

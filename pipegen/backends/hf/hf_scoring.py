@@ -93,23 +93,25 @@ class Scoring:
         """How many tokens may be cached; None where the device does not tell."""
 
     def run(
-        self, rows: Sequence[tuple[int, ScoreInput]]
+        self, numbered_inputs: Sequence[tuple[int, ScoreInput]]
     ) -> Iterator[tuple[int, Slot[TokenScores]]]:
         """The rows' scores as they are done, each with the row's position. Raises `CallFailed`
         where the device fails.
         """
         together = adapters_together(self._model)
-        groups = groupby(lambda row: "" if together else row[1].encoded.options.adapter or "", rows)
+        groups = groupby(
+            lambda row: "" if together else row[1].encoded.options.adapter or "", numbered_inputs
+        )
         for group in groups.values():
             yield from self._run(group)
 
     def _run(
-        self, rows: Sequence[tuple[int, ScoreInput]]
+        self, numbered_inputs: Sequence[tuple[int, ScoreInput]]
     ) -> Iterator[tuple[int, Slot[TokenScores]]]:
         contexts: dict[Any, Context] = {}
         alone: list[Tail] = []
         longest = self._checkpoint.positions.long_after
-        for position, row in rows:
+        for position, row in numbered_inputs:
             tail, context = Tail(position, row), Context(row.encoded)
             long = longest is not None and len(row.token_ids) - 1 > longest
             if long or self._traits.deterministic:

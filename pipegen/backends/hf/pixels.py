@@ -19,7 +19,7 @@ from pipegen.core.functional import WORKERS
 from pipegen.core.slots import Slot
 from pipegen.records.fields import unchecked_replace
 from pipegen.records.messages import ImageSource
-from pipegen.records.options import VlmPreprocessOptions
+from pipegen.records.option_groups import VlmPreprocessOptions
 from pipegen.records.results import PreparedImage
 
 T = TypeVar("T")

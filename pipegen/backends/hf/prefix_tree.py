@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import torch
 
-from pipegen.backends.hf.shared_columns import Part
+from pipegen.backends.hf.shared_columns import KeyValues
 
 Run = tuple[int, int]
 
@@ -35,7 +35,7 @@ class Beginning(NamedTuple):
     """
 
     length: int
-    parts: list[tuple[Part, int]]
+    parts: list[tuple[KeyValues, int]]
     positions: torch.Tensor | None
 
     def behind(self, shared: int) -> list[tuple[list[torch.Tensor], int]]:
@@ -63,7 +63,7 @@ class _Node:
         self,
         ids: tuple[Hashable, ...],
         parent: _Node | None,
-        part: Part,
+        part: KeyValues,
         positions: torch.Tensor | None,
         runs: tuple[Run, ...],
     ) -> None:
@@ -104,7 +104,7 @@ class PrefixTree:
     def __init__(self, limit: float) -> None:
         self.limit = limit
         self.bytes = 0
-        self._root = _Node((), None, Part([]), None, ())
+        self._root = _Node((), None, KeyValues([]), None, ())
         self._nodes: dict[_Node, None] = {}
         """All of them, oldest first."""
 
@@ -176,7 +176,7 @@ class PrefixTree:
             return False
         if there < node.end:
             node = self._split(node, there)
-        part = Part(columns(there, len(ids)))
+        part = KeyValues(columns(there, len(ids)))
         new = _Node(ids[there:], node, part, positions, marked.runs)
         new.ended, part.several = ended, not ended
         node.children[ids[there]] = new

@@ -178,14 +178,14 @@ class Prefixes:
                 break
         return Group(places, lengths, max(own))
 
-    def _held_together(self, first: Marked, marked: Marked, lengths: Sequence[int]) -> int:
+    def _held_together(self, first_row: Marked, marked: Marked, lengths: Sequence[int]) -> int:
         """How many tokens of a row others will hold with it, where these lengths of the first row
         are read before.
         """
         if not self._together or len(marked.ids) > self._window:
             return 0
         read = max(
-            (length for length in lengths if self._common(first, marked) >= length), default=0
+            (length for length in lengths if self._common(first_row, marked) >= length), default=0
         )
         return max(read, self._tree.several_of(marked))
 

@@ -357,30 +357,34 @@ class RunningBatch:
             other._positions = self._positions[..., :0, :].clone()
         return other
 
-    def columns_of(self, row: int, first: int, end: int) -> list[torch.Tensor]:
+    def columns_of(self, row_index: int, first: int, end: int) -> list[torch.Tensor]:
         """Copies of what is held of a row's tokens between two places."""
-        return caches.columns_of(self.cache, row, self.lengths[row], first, end)
+        return caches.columns_of(self.cache, row_index, self.lengths[row_index], first, end)
 
-    def positions_of(self, row: int) -> torch.Tensor | None:
+    def positions_of(self, row_index: int) -> torch.Tensor | None:
         """The positions of a row's coming column."""
-        return None if self._positions is None else self._positions[..., row : row + 1, :].clone()
+        return (
+            None
+            if self._positions is None
+            else self._positions[..., row_index : row_index + 1, :].clone()
+        )
 
-    def copies(self, rows: Sequence[int]) -> RunningBatch:
+    def copies(self, row_indices: Sequence[int]) -> RunningBatch:
         """A new batch with copies of these rows; a row may be named more than once."""
         other = copy.copy(self)
-        other.keep(rows)
+        other.keep(row_indices)
         return other
 
-    def keep(self, rows: Sequence[int]) -> None:
+    def keep(self, row_indices: Sequence[int]) -> None:
         """Go on with these rows only, and without the columns that none of them needs."""
         own = self.own_lengths
-        self.lengths = [self.lengths[row] for row in rows]
+        self.lengths = [self.lengths[row] for row in row_indices]
         if self._positions is not None:
             self._positions = self._positions.index_select(
-                -2, torch.tensor(rows, device=self._positions.device)
+                -2, torch.tensor(row_indices, device=self._positions.device)
             )
         self.cache, self._pads, self._whole = (
-            caches.selected(self.cache, rows, max(own[row] for row in rows)),
+            caches.selected(self.cache, row_indices, max(own[row] for row in row_indices)),
             None,
             None,
         )

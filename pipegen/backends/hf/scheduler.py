@@ -4,7 +4,7 @@
 **States.** A row is *waiting*, *prefilled*, *running* or *done*.
 
 - waiting: its prompt is not in any cache. Rows with equal prompts and images wait together, since
-  one prefill serves all of them (see `Waiting`).
+  one prefill serves all of them (see `RequestQueue`).
 - prefilled: its sequence is in the cache of `_prefilled`, and the logits of its next token are
   known. It waits for a free slot of the running batch.
 - running: it is in the running batch, and each decode step brings it one token.
@@ -66,7 +66,7 @@ from pipegen.backends.hf.pixels import Pixels
 from pipegen.backends.hf.prefixes import Prefixes
 from pipegen.backends.hf.row_adapters import adapters_together, use_adapters
 from pipegen.backends.hf.running_batch import RunningBatch, StaticBatch
-from pipegen.backends.request_queue import Waiting
+from pipegen.backends.request_queue import RequestQueue
 from pipegen.ending.stop_state import feed_each
 
 
@@ -174,7 +174,7 @@ class Schedule:
 
         self._adapter_of = adapter_of
         # neither holds the schedule: a cycle would keep the model until the garbage collector runs
-        self._waiting = Waiting[HFRow](
+        self._waiting = RequestQueue[HFRow](
             size, overdue=16 * size, key=key, source=lambda row: row.source
         )
         self._prefilled: _PrefilledRows | None = None

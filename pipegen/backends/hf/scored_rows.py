@@ -77,12 +77,12 @@ def columns_of(tail: Tail) -> range:
     return range(before - 1, before - 1 + len(tail.ids))
 
 
-def fed(row: ScoreInput) -> Encoded:
+def fed(score_input: ScoreInput) -> Encoded:
     """The whole sequence but its last token, as a prompt."""
-    ids = row.token_ids[:-1]
+    ids = score_input.token_ids[:-1]
     return unchecked_replace(
-        row.encoded,
-        prompt=unchecked_replace(row.encoded.prompt, token_ids=ids, compact_token_ids=ids),
+        score_input.encoded,
+        prompt=unchecked_replace(score_input.encoded.prompt, token_ids=ids, compact_token_ids=ids),
     )
 
 

@@ -27,7 +27,7 @@ _LEAST = -1e30
 """A score of what is hidden: an infinite one would make no number of a query that sees nothing."""
 
 
-class Part:
+class KeyValues:
     """Keys and values of a run of tokens, of shape (heads, tokens, size), two tensors a layer.
 
     `several`: whether it was read for several rows, so that more are likely to come.
@@ -38,20 +38,22 @@ class Part:
     def __init__(self, columns: list[torch.Tensor], *, several: bool = False) -> None:
         self.columns, self.several = columns, several
 
-    def split(self, first: int, end: int | None) -> Part:
+    def split(self, first: int, end: int | None) -> KeyValues:
         """The tokens between two places, in tensors of their own, so that each can go."""
-        return Part([tensor[:, first:end].clone() for tensor in self.columns], several=self.several)
+        return KeyValues(
+            [tensor[:, first:end].clone() for tensor in self.columns], several=self.several
+        )
 
 
-class Run(NamedTuple):
+class ColumnSpan(NamedTuple):
     """The columns between two places of a part."""
 
-    part: Part
+    part: KeyValues
     first: int
     end: int
 
 
-Chain = tuple[Run, ...]
+Chain = tuple[ColumnSpan, ...]
 
 
 def length_of(chain: Chain) -> int:
@@ -60,22 +62,22 @@ def length_of(chain: Chain) -> int:
 
 
 def shared_runs(
-    rows: Sequence[Sequence[tuple[Part, int]]], least: int, saved: float
+    beginnings: Sequence[Sequence[tuple[KeyValues, int]]], least: int, saved: float
 ) -> list[Chain]:
     """What each row shares with others of these, or is likely to share with later ones.
 
-    rows: the parts that each row begins with, each with how many of its columns are meant.
+    beginnings: the parts that each row begins with, each with how many of its columns are meant.
 
     least: the tokens of a run that later rows may share. saved: the columns that must not be held
     thanks to a run of these rows alone.
     """
-    chains: list[Chain] = [()] * len(rows)
-    going, depth = [*range(len(rows))], 0
+    chains: list[Chain] = [()] * len(beginnings)
+    going, depth = [*range(len(beginnings))], 0
     while going:
-        of_part: dict[Part, list[tuple[int, int]]] = {}
+        of_part: dict[KeyValues, list[tuple[int, int]]] = {}
         for row in going:
-            if depth < len(rows[row]):
-                part, count = rows[row][depth]
+            if depth < len(beginnings[row]):
+                part, count = beginnings[row][depth]
                 of_part.setdefault(part, []).append((count, row))
         going = []
         for part, users in of_part.items():
@@ -87,7 +89,7 @@ def shared_runs(
                     break
                 part.several = part.several or len(sharing) > 1
                 for row in sharing:
-                    chains[row] = (*chains[row], Run(part, first, end))
+                    chains[row] = (*chains[row], ColumnSpan(part, first, end))
                 first = end
             going += [row for count, row in users if count == first]
         depth += 1

@@ -22,7 +22,7 @@ from collections.abc import Iterator, Mapping
 from urllib.parse import quote, quote_plus, urlsplit
 
 from pipegen.core.errors import GenerationError
-from pipegen.records.fields import InvalidField
+from pipegen.core.names import InvalidField
 
 PREFIX = 8
 """Characters at the beginning of a key that are masked without the rest."""

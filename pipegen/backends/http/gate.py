@@ -10,7 +10,7 @@ from collections import deque
 from types import TracebackType
 from typing import Generic, TypeVar
 
-from pipegen.backends.http.rates import Limits, Rates, Turn, Wait
+from pipegen.backends.http.rates import CountedRequest, RateLimits, Rates, Wait
 
 S = TypeVar("S")
 
@@ -50,12 +50,12 @@ class Queue(ABC, Generic[S]):
         """Take room where there is some without waiting; whether there was."""
         return not self._waiting and self._take(size)
 
-    async def enter(self, size: S, *, first: bool = False) -> None:
-        """Wait for room, and take it; `first` is before all who wait."""
+    async def enter(self, size: S, *, ahead: bool = False) -> None:
+        """Wait for room, and take it; `ahead` is before all who wait."""
         if self.try_enter(size):
             return
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        (self._waiting.appendleft if first else self._waiting.append)((size, turn))
+        (self._waiting.appendleft if ahead else self._waiting.append)((size, turn))
         self._admit()
         try:
             await turn
@@ -116,7 +116,7 @@ class Room(Queue[int]):
         return fits
 
 
-class Gate(Queue[Turn | None]):
+class Gate(Queue[CountedRequest | None]):
     """Room for requests, `most` at a time at best. Each enters with its turn, which counts among
     the `rates` of its server; what is no request of a row has none.
 
@@ -140,7 +140,7 @@ class Gate(Queue[Turn | None]):
         most: int,
         outage: float = 0.0,
         rates: Rates | None = None,
-        limits: Limits = Limits(),  # noqa: B008  # it is a tuple
+        limits: RateLimits = RateLimits(),  # noqa: B008  # it is a tuple
     ) -> None:
         super().__init__()
         self.most, self.held = most, 0
@@ -207,10 +207,10 @@ class Gate(Queue[Turn | None]):
         if self._waiting:
             self._admit()
 
-    def _undo(self, size: Turn | None) -> None:
+    def _undo(self, size: CountedRequest | None) -> None:
         self.leave()
 
-    def _take(self, size: Turn | None) -> bool:
+    def _take(self, size: CountedRequest | None) -> bool:
         now, self._wait = asyncio.get_running_loop().time(), None
         if self.held >= int(self.width) or now < self._opens():
             return False
@@ -288,14 +288,14 @@ class Deadlines:
     """
 
     def __init__(self) -> None:
-        self.blocks: set[Block] = set()
+        self.blocks: set[DeadlineScope] = set()
         self._timer: asyncio.TimerHandle | None = None
 
-    def by(self, ends: float) -> Block:
+    def by(self, ends: float) -> DeadlineScope:
         """A block that has until `ends`, by the loop's clock."""
-        return Block(self, ends)
+        return DeadlineScope(self, ends)
 
-    def enter(self, block: Block) -> None:
+    def enter(self, block: DeadlineScope) -> None:
         self.blocks.add(block)
         if self._timer is None or block.ends < self._timer.when():
             self._set(block.ends)
@@ -325,7 +325,7 @@ class Deadlines:
             self._timer = None
 
 
-class Block:
+class DeadlineScope:
     """See `Deadlines.by`. It tells its own cancellation from others as `asyncio.Timeout` does, by
     counting them.
     """

@@ -57,7 +57,7 @@ _YEAR = 366 * 86400.0
 """A number of seconds that is no more than a year before now is a time, counted from 1970."""
 
 
-class Limits(NamedTuple):
+class RateLimits(NamedTuple):
     """What a route may send in a minute; None is no limit."""
 
     requests: int | None = None
@@ -83,7 +83,7 @@ class Left(NamedTuple):
 
 
 @dataclass(slots=True, eq=False)
-class Turn:
+class CountedRequest:
     """One request as it counts."""
 
     tokens: int
@@ -114,10 +114,10 @@ class _Waits(Protocol):
 class Rates:
     """What one server was sent with one key. Any thread may use it.
 
-    >>> rates, limits = Rates(), Limits(requests=2)
-    >>> [rates.enter(Turn(1), moment, limits) for moment in (0.0, 20.0)]
+    >>> rates, limits = Rates(), RateLimits(requests=2)
+    >>> [rates.enter(CountedRequest(1), moment, limits) for moment in (0.0, 20.0)]
     [None, None]
-    >>> rates.enter(Turn(1), 30.0, limits)
+    >>> rates.enter(CountedRequest(1), 30.0, limits)
     Wait(seconds=30.5, why='requests_per_minute=2', of_server=False)
     """
 
@@ -126,13 +126,13 @@ class Rates:
         """Whether any route has limits: else nothing is counted."""
         self.longest = ANSWER
         """Tokens that an answer of unlimited length counts with."""
-        self._turns, self._tokens = deque[Turn](), 0
+        self._turns, self._tokens = deque[CountedRequest](), 0
         """The last minute's, and their tokens."""
         self._taken = 0, 0
         self._quotas: dict[str, _Quota] = {}
         self._waiting = WeakKeyDictionary[_Waits, tuple[asyncio.AbstractEventLoop, str, float]]()
 
-    def enter(self, turn: Turn, now: float, limits: Limits) -> Wait | None:
+    def enter(self, turn: CountedRequest, now: float, limits: RateLimits) -> Wait | None:
         """Count a request that is sent now; or why, and how long, it must wait."""
         with _LOCK:
             while self._turns and self._turns[0].sent_at + MINUTE <= now:
@@ -146,7 +146,7 @@ class Rates:
                 self._tokens += turn.tokens
             return wait
 
-    def _waits(self, turn: Turn, now: float, limits: Limits) -> Iterator[Wait]:
+    def _waits(self, turn: CountedRequest, now: float, limits: RateLimits) -> Iterator[Wait]:
         if limits.requests is not None and len(self._turns) >= limits.requests:
             oldest = self._turns[len(self._turns) - limits.requests]
             why = f"requests_per_minute={limits.requests}"
@@ -165,7 +165,7 @@ class Rates:
             if now < quota.until and used > left.number:
                 yield Wait(quota.until - now, quota.why, of_server=True)
 
-    def spent(self, turn: Turn, tokens: int, answer: int) -> None:
+    def spent(self, turn: CountedRequest, tokens: int, answer: int) -> None:
         """Correct the tokens of a request by those that it took, `answer` of them in its answer."""
         with _LOCK:
             if turn.sent_at >= (self._turns[0].sent_at if self._turns else math.inf):
@@ -173,7 +173,9 @@ class Rates:
             turn.tokens, self.longest = tokens, max(self.longest, answer)
         self._changed()
 
-    def note(self, headers: Mapping[str, str], turn: Turn, now: float, closed: float) -> None:
+    def note(
+        self, headers: Mapping[str, str], turn: CountedRequest, now: float, closed: float
+    ) -> None:
         """Note what an answer reports as left, and that nothing may be sent for `closed` seconds."""
         reported = [
             (left, f"the server has {left.number:g} {left.quota} left")

@@ -59,7 +59,7 @@ from pipegen.backends.http.client import (
 from pipegen.backends.http.gate import Deadlines, Exhausted, Gate, Late, Room
 from pipegen.backends.http.loops import PerLoop
 from pipegen.backends.http.plain_json import encoded
-from pipegen.backends.http.rates import Limits, Turn, Wait, rates_of
+from pipegen.backends.http.rates import CountedRequest, RateLimits, Wait, rates_of
 from pipegen.backends.servers.reading import json_of
 from pipegen.backends.servers.server_errors import AGAIN, BUSY, retry_after, unreachable
 from pipegen.backends.servers.wire import WireReply, WireRequest
@@ -120,7 +120,7 @@ class RowCall:
     """That of the whole call, which nothing moves."""
     tokens: int | None = None
     """Those that its next attempt may take; None for what is no row, and counts for no limit."""
-    turn: Turn | None = None
+    turn: CountedRequest | None = None
     """Its last attempt, where it counts."""
     retries: int = 0
     """How often it was sent again."""
@@ -148,7 +148,7 @@ class Transport:
             settings.batch_budget,
         )
         self.max_in_flight, self.outage = settings.max_in_flight, settings.outage
-        self.limits = Limits(settings.requests_per_minute, settings.tokens_per_minute)
+        self.limits = RateLimits(settings.requests_per_minute, settings.tokens_per_minute)
         self.rates = rates_of(access.who)
         self.rates.limited |= any(self.limits)
         self._held = PerLoop(self._on_loop, _put_away)
@@ -180,7 +180,7 @@ class Transport:
     async def once(
         self,
         wire_request: WireRequest,
-        row: RowCall,
+        call: RowCall,
         *,
         body: bytes | Upload | None = None,
         most: int = BASE,
@@ -190,12 +190,12 @@ class Transport:
         """
         body = body or body_of(wire_request)
         here = self._held.last() or await self._held.get()
-        await self._enter(here, row)
+        await self._enter(here, call)
         sent_at = asyncio.get_running_loop().time()
         opened: Opened | None = None
         reply: WireReply | None = None
         try:
-            with here.deadlines.by(row.ends):
+            with here.deadlines.by(call.ends):
                 opened = await here.client.open(
                     wire_request.method, self.access.url(wire_request.path), body
                 )
@@ -212,7 +212,7 @@ class Transport:
             reply = WireReply(status=200, headers=opened.headers, body=opened.came())
         finally:
             if reply is not None:  # before it leaves: what it says decides who comes next
-                self._note(here.gate, reply, sent_at, row.turn)
+                self._note(here.gate, reply, sent_at, call.turn)
             here.gate.leave(sent_at=sent_at)
             if opened is not None:
                 opened.close()
@@ -225,7 +225,7 @@ class Transport:
     async def events(
         self,
         wire_request: WireRequest,
-        row: RowCall,
+        call: RowCall,
         deadline: Callable[[], float],
         *,
         body: bytes | Upload | None = None,
@@ -239,7 +239,7 @@ class Transport:
         """
         events, body, left = Events(most), body or body_of(wire_request), total
         here = await self.here()
-        await self._enter(here, row)
+        await self._enter(here, call)
         sent_at = asyncio.get_running_loop().time()
         opened: Opened | None = None
         try:
@@ -249,7 +249,7 @@ class Transport:
                 )
                 refusal = await opened.body(most) if opened.status not in ANSWERED else b""
             reply = WireReply(status=opened.status, headers=opened.headers, body=refusal)
-            self._note(here.gate, reply, sent_at, row.turn)
+            self._note(here.gate, reply, sent_at, call.turn)
             if opened.status not in ANSWERED:
                 raise HttpStatusError(reply)
             kind = opened.headers.get("Content-Type", "").lower()
@@ -287,7 +287,7 @@ class Transport:
             )
 
     async def retry(
-        self, trouble: AttemptFailed, attempt: Callable[[], Awaitable[T]], row: RowCall
+        self, trouble: AttemptFailed, attempt: Callable[[], Awaitable[T]], call: RowCall
     ) -> T:
         """Call `attempt` until it raises no `AttemptFailed`, or none that allows another attempt;
         then that is raised. What failed because the server is away, or asks for patience, counts
@@ -305,10 +305,10 @@ class Transport:
             wait, pause = max(asked or 0.0, jitter), min(2 * pause, LONGEST_WAIT)
             if not (trouble.later and gate.patient and loop.time() < patient_until):
                 counted += 1
-            if counted > self.retries or loop.time() + wait >= row.ends:
+            if counted > self.retries or loop.time() + wait >= call.ends:
                 break
             await asyncio.sleep(wait)
-            row.retries += 1
+            call.retries += 1
             try:
                 return await attempt()
             except AttemptFailed as ended:
@@ -340,26 +340,26 @@ class Transport:
             finally:
                 opened.close()
 
-    async def _enter(self, here: _OnLoop, row: RowCall) -> None:
+    async def _enter(self, here: _OnLoop, call: RowCall) -> None:
         """Wait for room at the gate."""
-        counts = row.tokens is not None and self.rates.limited
-        row.turn = Turn(row.tokens or 0) if counts else None
+        counts = call.tokens is not None and self.rates.limited
+        call.turn = CountedRequest(call.tokens or 0) if counts else None
         try:
-            if here.gate.try_enter(row.turn):
+            if here.gate.try_enter(call.turn):
                 return
             loop, limited = asyncio.get_running_loop(), any(self.limits)
             began = loop.time()
             with here.deadlines.by(
-                row.ends if not limited or row.turn is None else row.call_ends or math.inf
+                call.ends if not limited or call.turn is None else call.call_ends or math.inf
             ):
-                await here.gate.enter(row.turn, first=limited and row.turn is None)
+                await here.gate.enter(call.turn, ahead=limited and call.turn is None)
         except Late as late:
             raise AttemptFailed(self.late("for its turn"), again=False) from late
         except Exhausted as exhausted:
             raise AttemptFailed(self._exhausted(exhausted.wait), again=False) from exhausted
-        if limited and row.turn is not None:
-            ends = row.ends + loop.time() - began
-            row.ends = ends if row.call_ends is None else min(ends, row.call_ends)
+        if limited and call.turn is not None:
+            ends = call.ends + loop.time() - began
+            call.ends = ends if call.call_ends is None else min(ends, call.call_ends)
 
     def _exhausted(self, wait: Wait) -> RateLimited:
         words = (
@@ -408,7 +408,9 @@ class Transport:
         """Close all connections; they are opened again when they are needed again."""
         self._held.close()
 
-    def _note(self, gate: Gate, reply: WireReply, sent_at: float, turn: Turn | None = None) -> None:
+    def _note(
+        self, gate: Gate, reply: WireReply, sent_at: float, turn: CountedRequest | None = None
+    ) -> None:
         """Tell the gate how a request fared. What no row could wait for closes it for none: one
         answer is not the server's word for all of them.
         """

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from immutabledict import immutabledict
 from returns.result import Failure, Success
 
-from pipegen.answer.answer_check import WORDS, Answer, disobeyed, wrong_form
+from pipegen.answer.answer_check import WORDS, UntrimmedAnswer, disobeyed, wrong_form
 from pipegen.answer.split_thought import thinking_unfinished
 from pipegen.backends.http.transport import RowCall
 from pipegen.backends.servers.call_pieces import CallPieces
@@ -29,17 +29,18 @@ from pipegen.core.errors import (
     UnsupportedMultimodal,
     UnsupportedOption,
 )
+from pipegen.core.names import InvalidField
 from pipegen.core.slots import Slot
 from pipegen.ending.stop_state import TextFold
 from pipegen.engines.capabilities import ENGINES, Capabilities
 from pipegen.engines.plugin import Plugin
 from pipegen.engines.protocol import TextMade
 from pipegen.records.engine_list import UNKNOWN_SERVERS, shown
-from pipegen.records.fields import InvalidField
 from pipegen.records.finish_words import calls_tools, meaning_of
 from pipegen.records.frozen import NOTHING, freeze
+from pipegen.records.option_records import GenerationOptions
 from pipegen.records.option_table import OPTIONS, OTHER_NAMES
-from pipegen.records.options import GenerationOptions, in_effect, resolve
+from pipegen.records.options import in_effect, resolve
 from pipegen.records.requests import GenerationRequest
 from pipegen.records.results import (
     ChatOutput,
@@ -69,7 +70,8 @@ class ChatDelta(NamedTuple):
 class ChatRow:
     """One row that is collected piece by piece; a whole answer is one piece.
 
-    >>> from pipegen.records.options import GenerationOptions, resolve
+    >>> from pipegen.records.option_records import GenerationOptions
+    >>> from pipegen.records.options import resolve
     >>> from pipegen.records.requests import TextGenerationRequest
     >>> row = ChatRow(
     ...     ResolvedRequest(
@@ -317,7 +319,7 @@ def result_of(
 
 def _judged(
     output: ChatOutput, token_count: int, route: str, extra_body: Mapping[str, object]
-) -> Answer:
+) -> UntrimmedAnswer:
     """The answer, as far as it can be judged. Of a plain server, whose fields for a length are not
     all known, only more tokens than it was asked for are held against it.
     """
@@ -325,7 +327,7 @@ def _judged(
     most, counted = output.resolved.options.max_new_tokens, route not in UNKNOWN_SERVERS
     if not counted and most is not None and not LENGTHS.intersection(extra_body):
         counted = token_count > most + 1  # it may count the end token beside them
-    return Answer(
+    return UntrimmedAnswer(
         text=output.text,
         finish=WORDS[output.finish],
         stops=output.finish is not Finish.EOS,

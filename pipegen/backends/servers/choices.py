@@ -1,6 +1,7 @@
 """The one choice of an answer, or of an event of a stream: where the servers have each field of it.
 
->>> from pipegen.records.options import GenerationOptions, resolve
+>>> from pipegen.records.option_records import GenerationOptions
+>>> from pipegen.records.options import resolve
 >>> request = ServerRequest(options=resolve(GenerationOptions()))
 >>> answer = {"choices": [{"token_ids": [5], "finish_reason": "stop", "matched_stop": 7}]}
 >>> read = pieces(answer, lambda choice: read_choice(choice, answer, request))

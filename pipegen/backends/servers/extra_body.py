@@ -29,8 +29,8 @@ from pipegen.core.errors import UnsupportedOption
 from pipegen.core.names import CLOSE, nearest
 from pipegen.core.slots import Slot
 from pipegen.records.engine_list import DIALECTS, UNKNOWN_SERVERS, Dialect
+from pipegen.records.option_records import GenerationOptions
 from pipegen.records.option_table import OPTIONS, server_fields
-from pipegen.records.options import GenerationOptions
 
 OWN = ("messages", "stream", "stream_options", "rid", "request_id", "input_ids")
 """Fields that pipegen sets itself, for each request another value."""

@@ -342,7 +342,7 @@ class ServerSession(Generic[A, R]):
 
 @dataclass(slots=True)
 class WholeRow(Generic[A, R]):
-    """A row that is asked for whole: an `Asked` of the sender."""
+    """A row that is asked for whole: a `RowToSend` of the sender."""
 
     engine: HttpEngine[A, R]
     asked: A

@@ -252,7 +252,8 @@ def scores_of_tables(tables: object, request: ServerRequest) -> Slot[Scores]:
     """The scores of a prompt's last tokens from vLLM's `prompt_logprobs`: for each token of the
     prompt a table of ids, or null for the first.
 
-    >>> from pipegen.records.options import GenerationOptions, resolve
+    >>> from pipegen.records.option_records import GenerationOptions
+    >>> from pipegen.records.options import resolve
     >>> request = ServerRequest(
     ...     options=resolve(GenerationOptions()), token_ids=(7, 8), prompt_tokens=2, scored=1
     ... )
@@ -341,9 +342,12 @@ def scores_in(
     return Success(tuple(scores))
 
 
-def token_scores(row: ScoreInput, scores: Scores) -> TokenScores:
+def token_scores(score_input: ScoreInput, scores: Scores) -> TokenScores:
     """What was found of the tokens of a row, as its answer."""
     logprobs, likeliest, tops = zip(*scores, strict=True)
     return TokenScores(
-        continued=row, logprobs=logprobs, likeliest=likeliest, top=tops if row.top else ()
+        continued=score_input,
+        logprobs=logprobs,
+        likeliest=likeliest,
+        top=tops if score_input.top else (),
     )

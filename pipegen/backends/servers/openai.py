@@ -36,8 +36,9 @@ from pipegen.records.answer_parts import texts_of
 from pipegen.records.engine_list import DIALECTS as ENGINES, UNKNOWN_SERVERS, Dialect, shown
 from pipegen.records.fields import unchecked_replace
 from pipegen.records.frozen import freeze
+from pipegen.records.option_groups import ChatTemplateOptions
+from pipegen.records.option_records import GenerationOptions
 from pipegen.records.option_table import wire_fields
-from pipegen.records.options import ChatTemplateOptions, GenerationOptions
 
 PATH = "/v1/chat/completions"
 

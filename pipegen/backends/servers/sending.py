@@ -83,7 +83,7 @@ IMAGE = 1000
 """Tokens that an image counts with on a server that renders, before its answer says them."""
 
 
-class Asked(Protocol[R_co]):
+class RowToSend(Protocol[R_co]):
     """A row that is asked for whole."""
 
     @property
@@ -186,7 +186,7 @@ class Sender:
         )
         return Failure(InvalidRequest(words, hint="set served_model_name"))
 
-    async def whole(self, row: Asked[R], call: RowCall) -> Slot[R]:
+    async def whole(self, row: RowToSend[R], call: RowCall) -> Slot[R]:
         """The answer of one row; sent again where that is safe.
 
         A call keeps thousands of these waiting, and the garbage collector looks at all that each
@@ -202,7 +202,7 @@ class Sender:
         except AttemptFailed as trouble:
             return Failure(trouble.error)
 
-    async def _read_once(self, row: Asked[R], call: RowCall) -> Slot[R]:
+    async def _read_once(self, row: RowToSend[R], call: RowCall) -> Slot[R]:
         """One attempt at a whole answer. Raises `AttemptFailed`."""
         while True:
             fresh_facts, heavy = self.directory.fresh, row.heavy
@@ -227,7 +227,7 @@ class Sender:
                     body.let_go()
 
     def _read(
-        self, row: Asked[R], request: ServerRequest, value: Slot[object], call: RowCall
+        self, row: RowToSend[R], request: ServerRequest, value: Slot[object], call: RowCall
     ) -> Slot[R]:
         def read(completions: tuple[Completion, ...]) -> Slot[R]:
             for completion in completions:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from returns.result import Failure, Success
 
-from pipegen.answer.answer_check import Answer, disobeyed
+from pipegen.answer.answer_check import UntrimmedAnswer, disobeyed
 from pipegen.answer.barred import spellings
 from pipegen.backends.checkpoint.checkpoint import Checkpoint
 from pipegen.backends.checkpoint.checkpoint_engine import HasModelMetadata
@@ -43,7 +43,8 @@ from pipegen.engines.protocol import TokensMade
 from pipegen.records.fields import unchecked_replace
 from pipegen.records.finish_words import meaning_of
 from pipegen.records.messages import ImageSource
-from pipegen.records.options import GenerationOptions, VlmPreprocessOptions
+from pipegen.records.option_groups import VlmPreprocessOptions
+from pipegen.records.option_records import GenerationOptions
 from pipegen.records.results import Encoded, PreparedImage, Raw
 from pipegen.records.scores import ScoreInput, TokenScores
 from pipegen.stages.fitting import check_fit
@@ -259,7 +260,7 @@ class ServerEngine(HasModelMetadata, HttpEngine[Encoded, Raw]):
         if not is_ok(ready):
             return Failure(ready.failure())
         scored: Slot[Any] = await self.sender.whole(
-            _Scored(self, *ready.unwrap(), continued=continued), call
+            _ScoringRow(self, *ready.unwrap(), continued=continued), call
         )
         return scored
 
@@ -351,7 +352,7 @@ class ServerEngine(HasModelMetadata, HttpEngine[Encoded, Raw]):
         """What is wrong with an answer, beside what the server was sent."""
         facts, usage = self.sender.directory.known, completion.usage
         ends, limit = self._ends(asked.options, facts), self.limit_of(facts)
-        answer = Answer(
+        answer = UntrimmedAnswer(
             finish=completion.finish,
             token_ids=completion.token_ids,
             token_count=usage.get("completion_tokens"),
@@ -390,7 +391,7 @@ class _Resized(_Whole):
 
 
 @dataclass(slots=True)
-class _Scored(_Whole):
+class _ScoringRow(_Whole):
     """A row of which the log probabilities of its prompt's last tokens are asked."""
 
     continued: ScoreInput = dataclasses.field(kw_only=True)

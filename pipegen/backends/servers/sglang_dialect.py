@@ -36,8 +36,8 @@ from pipegen.core.functional import without_none
 from pipegen.core.slots import Slot
 from pipegen.records.engine_list import shown
 from pipegen.records.fields import unchecked_replace
+from pipegen.records.option_records import GenerationOptions
 from pipegen.records.option_table import wire_fields
-from pipegen.records.options import GenerationOptions
 
 LEAST_TEMPERATURE = 1e-6
 """Below this SGLang decodes greedily."""

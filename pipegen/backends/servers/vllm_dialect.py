@@ -38,8 +38,9 @@ from pipegen.core.functional import without_none
 from pipegen.core.slots import Slot, is_ok
 from pipegen.engines.tokenizer import Tokenizer
 from pipegen.records.engine_list import shown
+from pipegen.records.option_records import GenerationOptions
 from pipegen.records.option_table import wire_fields
-from pipegen.records.options import GenerationOptions, in_effect
+from pipegen.records.options import in_effect
 
 GENERATE, COMPLETIONS = "/inference/v1/generate", "/v1/completions"
 LEAST_TEMPERATURE = 0.01
@@ -515,7 +516,8 @@ def read_features(answer: object, request: ServerRequest) -> Slot[tuple[Completi
     """The images as the server prepared them, for the places that they have in pipegen's prompt;
     each takes as many tokens as there.
 
-    >>> from pipegen.records.options import GenerationOptions, resolve
+    >>> from pipegen.records.option_records import GenerationOptions
+    >>> from pipegen.records.options import resolve
     >>> made = {
     ...     "features": {
     ...         "mm_hashes": {"image": ["h"]},

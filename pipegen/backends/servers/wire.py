@@ -21,7 +21,7 @@ from pipegen.engines.capabilities import Capability
 from pipegen.engines.tokenizer import Tokenizer
 from pipegen.records.fields import record
 from pipegen.records.frozen import NOTHING
-from pipegen.records.options import GenerationOptions
+from pipegen.records.option_records import GenerationOptions
 from pipegen.records.results import PreparedImage, TokenLogprob
 
 P = ParamSpec("P")

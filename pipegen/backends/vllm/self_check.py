@@ -94,22 +94,24 @@ def _differs(verdict: Mapping[str, Any]) -> Differs | None:
     return Differs(where, verdict["difference"]) if verdict else None
 
 
-def _by_transformers(folder: Path, rows: Sequence[ScoreInput]) -> Sequence[Slot[TokenScores]]:
+def _by_transformers(
+    folder: Path, score_inputs: Sequence[ScoreInput]
+) -> Sequence[Slot[TokenScores]]:
     from pipegen.backends.hf.hf_engine import HFEngine
 
     # a GPU's context would stay in this process
     load = ModelLoadConfig(model=str(folder), dtype="float32", device="cpu", self_check=False)
     engine = HFEngine(load)
     try:
-        return answers(engine, rows)
+        return answers(engine, score_inputs)
     finally:
         engine.close()
 
 
-def _by_vllm(folder: Path, rows: Sequence[ScoreInput]) -> Sequence[Slot[TokenScores]]:
+def _by_vllm(folder: Path, score_inputs: Sequence[ScoreInput]) -> Sequence[Slot[TokenScores]]:
     from pipegen.backends.vllm.vllm_engine import VLLMEngine
 
-    longest = max(len(row.token_ids) for row in rows)
+    longest = max(len(row.token_ids) for row in score_inputs)
     settings: dict[str, Any] = {
         "enforce_eager": True,
         "max_num_seqs": 2,
@@ -124,7 +126,7 @@ def _by_vllm(folder: Path, rows: Sequence[ScoreInput]) -> Sequence[Slot[TokenSco
     )
     engine = VLLMEngine(load)
     try:
-        return answers(engine, rows)
+        return answers(engine, score_inputs)
     finally:
         engine.close()
         if _in_this_process():

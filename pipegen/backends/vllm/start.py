@@ -27,8 +27,9 @@ from pipegen.backends.checkpoint.locate import adapters_of, check_adapters
 from pipegen.backends.vllm.corrections import corrections, with_corrections
 from pipegen.backends.vllm.vllm_sampling import LOGPROBS_OF
 from pipegen.core.errors import UnsupportedOption
+from pipegen.core.names import InvalidField, nearest
 from pipegen.engines.settings import ModelLoadConfig, settings_of
-from pipegen.records.fields import InvalidField, UnknownField, nearest
+from pipegen.records.fields import UnknownField
 from pipegen.records.secret import revealed
 
 LOWEST, HIGHEST = (0, 27), (0, 33)

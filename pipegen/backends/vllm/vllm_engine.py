@@ -22,7 +22,7 @@ from pipegen.backends.checkpoint.positions import other_factors
 from pipegen.backends.distributions import other_logprobs
 from pipegen.backends.engine_rows import newly_done
 from pipegen.backends.grammar import grammar_of, unsupported_with_form
-from pipegen.backends.request_queue import Waiting, beginning
+from pipegen.backends.request_queue import RequestQueue, beginning
 from pipegen.backends.step_loop import Mailbox
 from pipegen.backends.vllm.running import Core, Running
 from pipegen.backends.vllm.start import (
@@ -50,7 +50,7 @@ from pipegen.core.slots import Slot, is_ok
 from pipegen.engines.protocol import Event, PromptWork, RowDone
 from pipegen.engines.settings import ModelLoadConfig
 from pipegen.records.messages import ImageSource
-from pipegen.records.options import VlmPreprocessOptions
+from pipegen.records.option_groups import VlmPreprocessOptions
 from pipegen.records.results import Encoded, PreparedImage, Prompt
 from pipegen.records.scores import ScoreInput
 from pipegen.stages.fitting import check_fit
@@ -281,7 +281,7 @@ class VLLMSession:
         self.rows: dict[int, VLLMRow | ScoreInput] = {}
         """The rows that have not ended."""
         self._refused: list[RowDone] = []
-        self._waiting = Waiting[tuple[int, VLLMRow | ScoreInput]](1, 1, key=_beginning)
+        self._waiting = RequestQueue[tuple[int, VLLMRow | ScoreInput]](1, 1, key=_beginning)
 
     @property
     def side_by_side(self) -> int:

@@ -191,7 +191,7 @@ class VLLMRow(RowState):
 
 
 def scores_of(
-    row: ScoreInput, tables: Sequence[Mapping[int, Any] | None] | None
+    score_input: ScoreInput, tables: Sequence[Mapping[int, Any] | None] | None
 ) -> Slot[TokenScores]:
     """The scores of a continuation from vLLM's tables of the log probabilities of its whole prompt
     (id -> entry); the first token has none.
@@ -200,12 +200,16 @@ def scores_of(
     engine: by its rank alone, vLLM would have neither of two equal tokens be the first. vLLM reads
     the contexts of such requests again, whatever its prefix cache holds.
     """
-    ids = row.token_ids
+    ids = score_input.token_ids
     if tables is None or len(tables) != len(ids):
         seen = "no" if tables is None else len(tables)
         return malformed(f"vLLM gave {seen} log probabilities of a prompt of {len(ids)} tokens")
     pairs: list[tuple[float | None, list[Pair]]] = []
-    for token, table in zip(row.continuation, tables[-len(row.continuation) :], strict=True):
+    for token, table in zip(
+        score_input.continuation, tables[-len(score_input.continuation) :], strict=True
+    ):
         values = {int(other): float(entry.logprob) for other, entry in (table or {}).items()}
         pairs.append((values.get(token), [*values.items()]))
-    return scores_in(pairs, row.continuation, row.top).map(partial(token_scores, row))
+    return scores_in(pairs, score_input.continuation, score_input.top).map(
+        partial(token_scores, score_input)
+    )

@@ -13,9 +13,9 @@ from typing import Any
 from pipegen.answer.barred import Spellings
 from pipegen.backends.grammar import form_of
 from pipegen.core.errors import UnsupportedOption
+from pipegen.records.option_records import GenerationOptions
 from pipegen.records.option_row import LogprobsOf
 from pipegen.records.option_table import wire_fields
-from pipegen.records.options import GenerationOptions
 from pipegen.records.results import TokenLogprob, margin_of
 from pipegen.records.scores import likely
 

@@ -23,7 +23,8 @@ from pipegen.contrib.renderers.renderer_engine import Completion, TokenPrompt
 from pipegen.core.errors import PromptTooLong
 from pipegen.core.functional import without_none
 from pipegen.core.slots import Slot, is_ok
-from pipegen.records.options import GenerationOptions, resolve
+from pipegen.records.option_records import GenerationOptions
+from pipegen.records.options import resolve
 
 if TYPE_CHECKING:
 

@@ -21,7 +21,7 @@ Key = tuple[str, str]
 _log = logging.getLogger(__name__)
 
 
-class Limits:
+class ContextLimits:
     """The known limits. Callers that ask at the same time share one request."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -80,5 +80,5 @@ async def _page(client: Any, path: str) -> Mapping[str, Any] | None:
     return answer if isinstance(answer, Mapping) else None
 
 
-LIMITS = Limits()
+LIMITS = ContextLimits()
 """The limits of this process."""

@@ -24,7 +24,7 @@ from pipegen.contrib.renderers.renderer_answers import (
 )
 from pipegen.contrib.renderers.renderer_engine import Generated, TokenPrompt, post
 from pipegen.contrib.renderers.renderer_limits import LIMITS
-from pipegen.records.fields import nearest
+from pipegen.core.names import nearest
 from pipegen.records.option_table import wire_names
 
 RENAMED: Mapping[str, str] = {

@@ -16,7 +16,8 @@ from pipegen.core.errors import TemplateFailed, UnsupportedMultimodal, Unsupport
 from pipegen.core.slots import Slot
 from pipegen.records.frozen import thaw
 from pipegen.records.messages import plain_messages
-from pipegen.records.options import ChatTemplateOptions, GenerationOptions, StopOptions
+from pipegen.records.option_groups import ChatTemplateOptions, StopOptions
+from pipegen.records.option_records import GenerationOptions
 from pipegen.records.requests import GenerationRequest, TextGenerationRequest
 from pipegen.records.results import GenerationResult
 

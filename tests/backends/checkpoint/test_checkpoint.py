@@ -18,7 +18,7 @@ from pipegen.backends.checkpoint.locate import locate
 from pipegen.core.errors import CallFailed, ContractError, InvalidRequest
 from pipegen.engines.settings import ModelLoadConfig
 from pipegen.records.messages import ImageSource
-from pipegen.records.options import DEFAULTS
+from pipegen.records.option_table import DEFAULTS
 from pipegen.testing.image_files import image_file
 
 pytest.importorskip("torch")
@@ -226,7 +226,7 @@ def test_without_pillow_images_are_refused_and_text_goes_on(
     from pipegen.core.distribution import MissingExtra, need
     from pipegen.core.errors import UnsupportedMultimodal
     from pipegen.records.messages import ImageSource
-    from pipegen.records.options import VlmPreprocessOptions
+    from pipegen.records.option_groups import VlmPreprocessOptions
 
     def without_pillow(package: str, extra: str, purpose: str) -> None:
         if package == "PIL":

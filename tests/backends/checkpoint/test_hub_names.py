@@ -16,8 +16,8 @@ pytest.importorskip("transformers")
 from pipegen import embedded
 from pipegen.backends.checkpoint.checkpoint import Checkpoint
 from pipegen.backends.checkpoint.locate import ModelFiles
+from pipegen.core.names import InvalidField
 from pipegen.engines.settings import ModelLoadConfig
-from pipegen.records.fields import InvalidField
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 REVISIONS = ("", COMMIT, "main")

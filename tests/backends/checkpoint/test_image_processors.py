@@ -16,7 +16,7 @@ from pipegen.backends.checkpoint.image_processors import pixel_inputs, spec_from
 from pipegen.core.errors import ContractError
 from pipegen.media.image import prepare
 from pipegen.media.sizes import ImageSpec
-from pipegen.records.options import VlmPreprocessOptions
+from pipegen.records.option_groups import VlmPreprocessOptions
 from pipegen.records.requests import ImagePolicy
 from pipegen.testing.image_files import image_file
 

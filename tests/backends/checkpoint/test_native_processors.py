@@ -20,7 +20,7 @@ from pipegen.backends.checkpoint.image_processors import SIZES, Expansions, expa
 from pipegen.core.errors import ContractError, UnsupportedMultimodal
 from pipegen.engines.settings import ModelLoadConfig
 from pipegen.records.messages import ImageSource
-from pipegen.records.options import VlmPreprocessOptions
+from pipegen.records.option_groups import VlmPreprocessOptions
 from pipegen.records.results import PreparedImage
 from pipegen.testing.image_files import image_file
 from pipegen.testing.toy import ToyTokenizer

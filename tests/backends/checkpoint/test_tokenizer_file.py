@@ -31,8 +31,8 @@ from tokenizers import (
 from pipegen.backends.checkpoint import tokenizer_file
 from pipegen.backends.checkpoint.checkpoint import Checkpoint
 from pipegen.backends.checkpoint.tokenizers import load_tokenizer
+from pipegen.core.names import InvalidField
 from pipegen.engines.settings import ModelLoadConfig
-from pipegen.records.fields import InvalidField
 
 TAKES_BYTES = Version(transformers.__version__) >= Version("5.22")
 """Whether transformers takes a file of bytes as it is, whichever class of Llama it names."""

@@ -12,7 +12,7 @@ from support.rows import PROMPTS, ids, raws, sampled
 
 from pipegen.answer.barred import barred_in, spellings
 from pipegen.engines.plugin import Plugin
-from pipegen.records.options import StopOptions
+from pipegen.records.option_groups import StopOptions
 
 
 def test_a_seeded_row_does_not_depend_on_its_batch(engine: Any) -> None:  # B6

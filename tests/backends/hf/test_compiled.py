@@ -24,7 +24,7 @@ from pipegen.core.errors import CallFailed
 from pipegen.core.slots import Slot
 from pipegen.engines.settings import ModelLoadConfig
 from pipegen.records.messages import ImageSource
-from pipegen.records.options import StopOptions, VlmPreprocessOptions
+from pipegen.records.option_groups import StopOptions, VlmPreprocessOptions
 from pipegen.records.results import Encoded, Raw
 from pipegen.testing.image_files import image_file
 

@@ -11,7 +11,7 @@ from support.models import encoded
 from support.rows import FAMILY, PROMPTS, ids, raws
 
 from pipegen.engines.plugin import Plugin
-from pipegen.records.options import StopOptions
+from pipegen.records.option_groups import StopOptions
 from pipegen.records.results import Raw
 from pipegen.stages.ending import decode_row, end_row
 

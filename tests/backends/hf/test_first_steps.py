@@ -22,7 +22,7 @@ from pipegen.backends.hf import cache_argument, first_steps, running_batch
 from pipegen.backends.hf.first_steps import WAYS, check_first_steps, first_way
 from pipegen.backends.hf.hf_engine import HFEngine
 from pipegen.engines.settings import ModelLoadConfig
-from pipegen.records.options import StopOptions
+from pipegen.records.option_groups import StopOptions
 
 LEFT = StopOptions(ignore_eos=True)
 INPUTS = [encoded(range(60, 60 + length), max_new_tokens=4, stop=LEFT) for length in (7, 4, 9)]

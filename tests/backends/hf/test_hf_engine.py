@@ -20,7 +20,8 @@ from pipegen.engines.plugin import Plugin
 from pipegen.engines.protocol import Engine, RowDone, TokensMade
 from pipegen.engines.settings import ModelLoadConfig
 from pipegen.records.messages import ImageSource
-from pipegen.records.options import DEFAULTS, StopOptions
+from pipegen.records.option_groups import StopOptions
+from pipegen.records.option_table import DEFAULTS
 from pipegen.records.results import Encoded
 from pipegen.testing.image_files import image_file
 

@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from pipegen.backends.hf.hf_sampling import draw, narrow, penalise
-from pipegen.records.options import GenerationOptions, resolve
+from pipegen.records.option_records import GenerationOptions
+from pipegen.records.options import resolve
 
 SCORES = torch.tensor([[0.0, 3.0, 1.0, -2.0, 2.0]])
 

@@ -23,7 +23,7 @@ from pipegen.core.slots import is_ok
 from pipegen.engines.session import answers
 from pipegen.engines.settings import ModelLoadConfig
 from pipegen.records.messages import ImageSource
-from pipegen.records.options import DEFAULTS
+from pipegen.records.option_table import DEFAULTS
 from pipegen.records.scores import ScoreInput, TokenScores
 from pipegen.testing.image_files import image_file
 

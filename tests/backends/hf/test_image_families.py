@@ -21,7 +21,8 @@ from pipegen.backends.hf.running_batch import batch_inputs
 from pipegen.core.errors import InvalidRequest, UnsupportedMultimodal
 from pipegen.drivers.batch import run
 from pipegen.drivers.route import route
-from pipegen.records.options import ChatTemplateOptions, GenerationOptions
+from pipegen.records.option_groups import ChatTemplateOptions
+from pipegen.records.option_records import GenerationOptions
 from pipegen.records.requests import VlmGenerationRequest
 from pipegen.records.results import Encoded, GenerationResult
 from pipegen.testing.image_files import image_file

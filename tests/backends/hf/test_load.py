@@ -20,8 +20,8 @@ from pipegen.backends.checkpoint.checkpoint import Checkpoint
 from pipegen.backends.hf.hf_engine import HFEngine
 from pipegen.backends.hf.load import load_model, pick_device
 from pipegen.core.distribution import MissingExtra, install_hint
+from pipegen.core.names import InvalidField
 from pipegen.engines.settings import ModelLoadConfig
-from pipegen.records.fields import InvalidField
 
 
 def load(folder: Any, **settings: Any) -> Any:

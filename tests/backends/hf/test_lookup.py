@@ -15,7 +15,7 @@ import pipegen as pg
 from pipegen.backends.hf.hf_engine import HFEngine
 from pipegen.backends.hf.lookup import MOST, Lookup
 from pipegen.engines.settings import ModelLoadConfig
-from pipegen.records.options import StopOptions
+from pipegen.records.option_groups import StopOptions
 from pipegen.testing.image_files import image_file
 
 ON = StopOptions(ignore_eos=True)

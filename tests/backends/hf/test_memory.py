@@ -20,7 +20,7 @@ from pipegen.core.errors import BackendFailed, CallFailed
 from pipegen.core.slots import is_ok
 from pipegen.engines.protocol import TokensMade
 from pipegen.engines.settings import ModelLoadConfig
-from pipegen.records.options import StopOptions
+from pipegen.records.option_groups import StopOptions
 
 FULL = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB")
 
@@ -198,7 +198,7 @@ def test_images_ride_along_when_a_batch_is_split(
     engine_of: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from pipegen.records.messages import ImageSource
-    from pipegen.records.options import DEFAULTS
+    from pipegen.records.option_table import DEFAULTS
     from pipegen.testing.image_files import image_file
 
     engine = engine_of("qwen3_vl")

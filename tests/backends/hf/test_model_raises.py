@@ -11,7 +11,7 @@ from support.models import encoded
 from pipegen.core.errors import BackendFailed, CallFailed
 from pipegen.core.slots import is_ok
 from pipegen.engines.session import answers
-from pipegen.records.options import StopOptions
+from pipegen.records.option_groups import StopOptions
 from pipegen.records.scores import ScoreInput
 
 ON = StopOptions(ignore_eos=True)

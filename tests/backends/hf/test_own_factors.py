@@ -19,8 +19,8 @@ from pipegen.backends.hf.compiled import check_compilable
 from pipegen.backends.hf.hf_engine import HFEngine
 from pipegen.backends.hf.load import use_own_factors
 from pipegen.core.errors import CallFailed
+from pipegen.core.names import InvalidField
 from pipegen.engines.settings import ModelLoadConfig
-from pipegen.records.fields import InvalidField
 from pipegen.records.results import Encoded
 
 STEPS = 8

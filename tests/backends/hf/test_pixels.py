@@ -18,7 +18,8 @@ from pipegen.backends.hf.hf_engine import HFEngine
 from pipegen.backends.hf.pixels import Pixels, Prepared
 from pipegen.engines.settings import ModelLoadConfig
 from pipegen.records.messages import ImageSource
-from pipegen.records.options import DEFAULTS, VlmPreprocessOptions
+from pipegen.records.option_groups import VlmPreprocessOptions
+from pipegen.records.option_table import DEFAULTS
 from pipegen.records.results import PreparedImage
 from pipegen.testing.image_files import image_file
 

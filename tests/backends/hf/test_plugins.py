@@ -14,7 +14,7 @@ from pipegen.core.errors import PluginFailed
 from pipegen.core.slots import is_ok
 from pipegen.engines.plugin import Plugin, RowContext
 from pipegen.engines.protocol import RowDone
-from pipegen.records.options import StopOptions
+from pipegen.records.option_groups import StopOptions
 from pipegen.records.results import Finish
 from pipegen.stages.ending import decode_row
 

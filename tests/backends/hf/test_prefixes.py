@@ -24,7 +24,8 @@ from pipegen.backends.hf.prefix_tree import common
 from pipegen.engines.protocol import RowDone
 from pipegen.engines.settings import ModelLoadConfig
 from pipegen.records.messages import ImageSource
-from pipegen.records.options import DEFAULTS, StopOptions
+from pipegen.records.option_groups import StopOptions
+from pipegen.records.option_table import DEFAULTS
 from pipegen.testing.image_files import image_file
 
 ON = StopOptions(ignore_eos=True)

@@ -18,7 +18,7 @@ from pipegen.backends.hf.cache_argument import cache_argument
 from pipegen.backends.hf.hf_engine import HFEngine
 from pipegen.engines.protocol import RowDone, TokensMade
 from pipegen.engines.settings import ModelLoadConfig
-from pipegen.records.options import StopOptions
+from pipegen.records.option_groups import StopOptions
 from pipegen.records.results import Encoded
 
 ON = StopOptions(ignore_eos=True)

@@ -19,9 +19,9 @@ from pipegen.backends.hf import attention, cache as caches, shared_columns
 from pipegen.backends.hf.first_steps import WAYS
 from pipegen.backends.hf.hf_engine import HFEngine
 from pipegen.backends.hf.running_batch import RunningBatch
-from pipegen.backends.hf.shared_columns import Part, Run, SharedKeys, shared_runs
+from pipegen.backends.hf.shared_columns import ColumnSpan, KeyValues, SharedKeys, shared_runs
 from pipegen.engines.settings import ModelLoadConfig
-from pipegen.records.options import StopOptions
+from pipegen.records.option_groups import StopOptions
 from pipegen.records.scores import ScoreInput
 
 ON = StopOptions(ignore_eos=True)
@@ -197,7 +197,7 @@ def test_a_bias_of_each_head_is_refused() -> None:
 
 
 def test_runs_are_shared_where_that_saves_columns() -> None:
-    root, branch, own = Part([]), Part([]), Part([])
+    root, branch, own = KeyValues([]), KeyValues([]), KeyValues([])
     rows = [
         [(root, 100), (branch, 60)],
         [(root, 100), (branch, 60), (own, 900)],
@@ -206,20 +206,24 @@ def test_runs_are_shared_where_that_saves_columns() -> None:
         [],
     ]
     whole = [
-        (Run(root, 0, 70), Run(root, 70, 100), Run(branch, 0, 60)),
-        (Run(root, 0, 70), Run(root, 70, 100), Run(branch, 0, 60)),
-        (Run(root, 0, 70), Run(root, 70, 100)),
-        (Run(root, 0, 70),),
+        (ColumnSpan(root, 0, 70), ColumnSpan(root, 70, 100), ColumnSpan(branch, 0, 60)),
+        (ColumnSpan(root, 0, 70), ColumnSpan(root, 70, 100), ColumnSpan(branch, 0, 60)),
+        (ColumnSpan(root, 0, 70), ColumnSpan(root, 70, 100)),
+        (ColumnSpan(root, 0, 70),),
         (),
     ]
     assert shared_runs(rows, least=32, saved=60) == whole
     # too few rows, but for what several rows had before
     assert root.several and branch.several and not own.several
-    assert shared_runs(rows[:1], least=32, saved=60) == [(Run(root, 0, 100), Run(branch, 0, 60))]
-    assert shared_runs(rows[:1], least=80, saved=60) == [(Run(root, 0, 100),)]
-    assert shared_runs(rows[1:2], least=32, saved=60) == [(Run(root, 0, 100), Run(branch, 0, 60))]
+    assert shared_runs(rows[:1], least=32, saved=60) == [
+        (ColumnSpan(root, 0, 100), ColumnSpan(branch, 0, 60))
+    ]
+    assert shared_runs(rows[:1], least=80, saved=60) == [(ColumnSpan(root, 0, 100),)]
+    assert shared_runs(rows[1:2], least=32, saved=60) == [
+        (ColumnSpan(root, 0, 100), ColumnSpan(branch, 0, 60))
+    ]
     # a run that is not shared ends what a row shares
-    assert shared_runs([[(Part([]), 9), (root, 100)]] * 2, least=32, saved=10) == [(), ()]
+    assert shared_runs([[(KeyValues([]), 9), (root, 100)]] * 2, least=32, saved=10) == [(), ()]
 
 
 def test_rows_hold_what_they_share_once(opened: Callable[..., HFEngine], steps: list[Held]) -> None:

@@ -12,7 +12,7 @@ import pipegen as pg
 from pipegen.backends.servers import openai
 from pipegen.backends.servers.wire import Completion, Facts, WireReply
 from pipegen.core.errors import MalformedResponse, PromptTooLong, UnsupportedOption
-from pipegen.records.options import ChatTemplateOptions, StopOptions
+from pipegen.records.option_groups import ChatTemplateOptions, StopOptions
 from pipegen.testing.faulty import FaultyServer
 
 MESSAGES = ({"role": "user", "content": "Hi"},)
@@ -149,7 +149,8 @@ def test_an_over_long_prompt_is_known(ask: Any) -> None:
 
 def row(*stops: str, **more: Any) -> Any:
     from pipegen.backends.servers.chat_engine import ChatRow
-    from pipegen.records.options import GenerationOptions, resolve
+    from pipegen.records.option_records import GenerationOptions
+    from pipegen.records.options import resolve
     from pipegen.records.results import ResolvedRequest
 
     options = resolve(GenerationOptions(stop=StopOptions(stop=stops, **more)))

@@ -13,7 +13,9 @@ from pipegen.backends.servers import openai
 from pipegen.backends.servers.chat_engine import ChatRow, result_of
 from pipegen.backends.servers.wire import Completion, Facts
 from pipegen.engines.plugin import Plugin
-from pipegen.records.options import GenerationOptions, StopOptions, resolve
+from pipegen.records.option_groups import StopOptions
+from pipegen.records.option_records import GenerationOptions
+from pipegen.records.options import resolve
 from pipegen.records.results import ResolvedRequest
 from pipegen.testing.faulty import FaultyServer
 

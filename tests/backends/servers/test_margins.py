@@ -7,7 +7,8 @@ import pytest
 from pipegen.backends.servers.logprobs import logprob, scores_of_tables
 from pipegen.backends.servers.wire import ServerRequest
 from pipegen.core.errors import MalformedResponse
-from pipegen.records.options import GenerationOptions, resolve
+from pipegen.records.option_records import GenerationOptions
+from pipegen.records.options import resolve
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,8 @@ from pipegen.backends.servers.chat_engine import ChatRow
 from pipegen.backends.servers.openai import DIALECTS, from_event, from_wire
 from pipegen.backends.servers.reading import json_of
 from pipegen.backends.servers.wire import Completion, ServerRequest, WireReply
-from pipegen.records.options import GenerationOptions, resolve
+from pipegen.records.option_records import GenerationOptions
+from pipegen.records.options import resolve
 from pipegen.records.requests import TextGenerationRequest
 from pipegen.records.results import ResolvedRequest
 

@@ -16,7 +16,15 @@ from support.canned_server import Canned, CannedServer, events
 from support.clock import Clock, on_clock
 
 import pipegen as pg
-from pipegen.backends.http.rates import MINUTE, Left, Limits, Rates, Turn, left_in, rates_of
+from pipegen.backends.http.rates import (
+    MINUTE,
+    CountedRequest,
+    Left,
+    RateLimits,
+    Rates,
+    left_in,
+    rates_of,
+)
 from pipegen.core.slots import is_ok
 
 pytest.importorskip("aiohttp")
@@ -313,7 +321,7 @@ async def test_nothing_is_given_up_while_an_answer_is_out_that_may_report_more(
 def test_a_route_without_limits_keeps_no_more_than_the_last_minute() -> None:
     rates = Rates()
     for second in range(500):
-        rates.enter(Turn(1), float(second), Limits())
+        rates.enter(CountedRequest(1), float(second), RateLimits())
     assert len(rates._turns) == math.ceil(MINUTE)
 
 

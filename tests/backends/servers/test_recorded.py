@@ -18,7 +18,8 @@ from pipegen.backends.servers.sglang_dialect import SGLANG
 from pipegen.backends.servers.vllm_dialect import VLLM
 from pipegen.backends.servers.wire import Completion, ServerRequest, Wire, WireReply
 from pipegen.core.errors import BackendFailed, InvalidRequest, PromptTooLong
-from pipegen.records.options import GenerationOptions, resolve
+from pipegen.records.option_records import GenerationOptions
+from pipegen.records.options import resolve
 
 FOLDER = Path(__file__).parent / "recorded"
 CASES = {f"{path.parent.name}-{path.stem}": path for path in sorted(FOLDER.glob("*/*.json"))}

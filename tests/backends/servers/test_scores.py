@@ -17,7 +17,8 @@ from pipegen.backends.http.client import most_bytes
 from pipegen.backends.servers import sglang_dialect, vllm_dialect
 from pipegen.backends.servers.wire import Facts, ServerRequest
 from pipegen.core.slots import is_ok
-from pipegen.records.options import GenerationOptions, resolve
+from pipegen.records.option_records import GenerationOptions
+from pipegen.records.options import resolve
 from pipegen.testing.faulty import FaultyServer
 
 pytest.importorskip("aiohttp")

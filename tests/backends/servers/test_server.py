@@ -37,7 +37,8 @@ def test_without_its_endpoint_text_goes_by_completions_and_images_are_refused() 
 
 
 def encoded(ids: tuple[int, ...], images: tuple[Any, ...] = (), **options: Any) -> Encoded:
-    from pipegen.records.options import GenerationOptions, resolve
+    from pipegen.records.option_records import GenerationOptions
+    from pipegen.records.options import resolve
 
     prompt = Prompt(token_ids=ids, compact_token_ids=ids, images=images)
     return Encoded(

@@ -21,7 +21,8 @@ from pipegen.core.errors import (
     UnsupportedOption,
 )
 from pipegen.core.slots import is_ok
-from pipegen.records.options import DecodeOptions, GenerationOptions, StopOptions
+from pipegen.records.option_groups import DecodeOptions, StopOptions
+from pipegen.records.option_records import GenerationOptions
 from pipegen.records.results import PreparedImage
 
 IMAGE = PreparedImage(width=1, height=1, rgb=bytes(3), digest="0", tokens=3)

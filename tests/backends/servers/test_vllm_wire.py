@@ -20,7 +20,7 @@ from pipegen.core.errors import (
     UnsupportedOption,
 )
 from pipegen.core.slots import is_ok
-from pipegen.records.options import StopOptions
+from pipegen.records.option_groups import StopOptions
 from pipegen.records.results import PreparedImage
 from pipegen.testing.toy import ToyTokenizer
 

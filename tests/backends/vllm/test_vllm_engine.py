@@ -31,7 +31,7 @@ from pipegen.engines.plugin import Plugin
 from pipegen.engines.protocol import RowDone, TokensMade
 from pipegen.records.fields import UnknownField
 from pipegen.records.messages import ImageSource
-from pipegen.records.options import VlmPreprocessOptions
+from pipegen.records.option_groups import VlmPreprocessOptions
 from pipegen.testing.image_files import image_file
 
 

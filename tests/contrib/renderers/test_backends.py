@@ -20,7 +20,7 @@ from pipegen.contrib.renderers import (
     VLLMBackend,
     generate,
 )
-from pipegen.contrib.renderers.renderer_limits import LIMITS, Limits
+from pipegen.contrib.renderers.renderer_limits import LIMITS, ContextLimits
 from pipegen.contrib.renderers.renderer_vllm import features_of
 
 Asked = Callable[..., dict[str, Any]]
@@ -233,7 +233,7 @@ def test_a_question_that_is_cancelled_is_not_taken_for_an_answer() -> None:
             raise asyncio.CancelledError
 
     with pytest.raises(asyncio.CancelledError):
-        asyncio.run(Limits().of(Cancelling(), "m"))
+        asyncio.run(ContextLimits().of(Cancelling(), "m"))
 
 
 # The event loop

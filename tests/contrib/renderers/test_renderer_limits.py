@@ -18,7 +18,7 @@ from pipegen.contrib.renderers import (
     SGLangBackend,
     VLLMBackend,
 )
-from pipegen.contrib.renderers.renderer_limits import EXPIRES_AFTER, Limits
+from pipegen.contrib.renderers.renderer_limits import EXPIRES_AFTER, ContextLimits
 
 Asked = Callable[..., dict[str, Any]]
 Stubs = Any
@@ -73,7 +73,7 @@ def test_callers_at_the_same_time_share_one_question_and_answers_expire(stubs: S
     )
 
     async def ask() -> list[int | None]:
-        limits = Limits(clock=lambda: now[0])
+        limits = ContextLimits(clock=lambda: now[0])
         first = await asyncio.gather(*(limits.of(client, "m") for _ in range(5)))
         now[0] = EXPIRES_AFTER - 1
         again = await limits.of(client, "m")

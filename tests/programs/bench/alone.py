@@ -136,7 +136,8 @@ def look_alikes() -> list[dict[str, Any]]:
     with harmless words.
     """
     from pipegen.backends.checkpoint.tokenizers import load_tokenizer
-    from pipegen.records.options import GenerationOptions, resolve
+    from pipegen.records.option_records import GenerationOptions
+    from pipegen.records.options import resolve
     from pipegen.records.requests import TextGenerationRequest
     from pipegen.records.results import ResolvedRequest
     from pipegen.stages.rendering import render_row

@@ -59,7 +59,9 @@ def ms_swift_criteria(tokenizer: Any, stops: list[str], ids: torch.Tensor) -> St
 
 def pipegen_followers(tokenizer: Any, stops: list[str], ids: torch.Tensor) -> Step:
     from pipegen.ending.stop_state import TokenFold, feed_each
-    from pipegen.records.options import GenerationOptions, StopOptions, resolve
+    from pipegen.records.option_groups import StopOptions
+    from pipegen.records.option_records import GenerationOptions
+    from pipegen.records.options import resolve
 
     options = resolve(
         GenerationOptions(max_new_tokens=100_000, stop=StopOptions(stop=tuple(stops)))

@@ -21,7 +21,7 @@ import pyarrow.parquet
 
 import pipegen as pg
 from pipegen.io.table_out import arrow_out
-from pipegen.io.tables import Columns, Row
+from pipegen.io.tables import Columns, TableRow
 from pipegen.records.options import resolve
 from pipegen.records.results import TokenLogprob
 
@@ -61,7 +61,7 @@ def main() -> None:
             arrow_out(stream, pa.schema([]), Columns(), form=".parquet", model="none") as write,
         ):
             for number in range(tokens // (2 * LENGTH)):
-                write(Row({}), number, slots[number % KEPT])
+                write(TableRow({}), number, slots[number % KEPT])
         spent = time.process_time() - began
         size = path.stat().st_size
     written = tokens * LIKELIEST * 8 / 1e6

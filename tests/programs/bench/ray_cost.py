@@ -23,7 +23,7 @@ from pipegen.cli.on_ray import OnRay, ray_slots
 from pipegen.cli.outputs import Tally
 from pipegen.cli.progress_line import Meter
 from pipegen.cli.run_flags import AskedFlags
-from pipegen.cli.sources import Asked
+from pipegen.cli.sources import RunSettings
 from pipegen.cli.usage import load_of
 from pipegen.engines.protocol import RowDone
 from pipegen.io.jsonl import lines_of
@@ -91,7 +91,9 @@ def main(rows: int) -> None:
         connect("local", quiet=True)
         connected = time.monotonic() - began
         files = Files(
-            out=str(folder / "ray"), quiet=True, asked=Asked(load_of(AskedFlags(model="fake"), {}))
+            out=str(folder / "ray"),
+            quiet=True,
+            asked=RunSettings(load_of(AskedFlags(model="fake"), {})),
         )
         quiet = Meter(Tally()), lambda done, text: None, lambda stops: None, lambda run, files: None
         began = time.monotonic()

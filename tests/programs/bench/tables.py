@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 import pipegen as pg
-from pipegen.cli.inputs import Reading, items_of, table_rows
+from pipegen.cli.inputs import ReadSettings, items_of, table_rows
 from pipegen.io.table_out import arrow_out
 from pipegen.io.tables import Columns, read_table
 from pipegen.records.options import resolve
@@ -67,7 +67,7 @@ def round_trip(source: Path, out: Path) -> dict[str, Any]:
         out.open("wb") as stream,
         arrow_out(stream, table.schema, Columns(), form=".parquet", model="none") as write,
     ):
-        items = items_of(table_rows(table, Reading.of(Columns(), None, table.schema.names)))
+        items = items_of(table_rows(table, ReadSettings.of(Columns(), None, table.schema.names)))
         while True:
             since = time.process_time()
             item = next(items, None)
