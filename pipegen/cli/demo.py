@@ -340,7 +340,7 @@ def _card(outcome: Outcome) -> str:
         prompt = Folded("the prompt, as the model gets it", outcome.prompt, case.shows_prompt)
         result = outcome.slot.unwrap()
         grids = [" x ".join(map(str, grid)) for grid in result.image_grid_thw if grid]
-        facts = {"thinking": result.thinking, "grid": ", ".join(grids) or None}
+        facts = {"thinking": result.thinking or None, "grid": ", ".join(grids) or None}
         entry = entry._replace(folded=(Folded("raw text", outcome.answer, is_open=True), prompt))
     sources = [ImageSource(path=str(IMAGES / name)) for name in case.images]
     figures = [
