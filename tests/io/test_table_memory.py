@@ -21,7 +21,7 @@ import resource, sys
 from pathlib import Path
 import pyarrow as pa, pyarrow.parquet as pq
 import pipegen as pg
-from pipegen.cli.inputs import Reading, items_of, table_rows
+from pipegen.cli.inputs import ReadSettings, items_of, table_rows
 from pipegen.io.table_out import arrow_out
 from pipegen.io.tables import Columns, read_table
 
@@ -31,7 +31,7 @@ peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
 def trip(rows):
     table = read_table(source)
     with out.open("wb") as stream, arrow_out(stream, table.schema, Columns(), form=".parquet", model="none") as write:
-        for item, _ in zip(items_of(table_rows(table, Reading.of(Columns(), None, table.schema.names))), range(rows)):
+        for item, _ in zip(items_of(table_rows(table, ReadSettings.of(Columns(), None, table.schema.names))), range(rows)):
             assert len(item.slot.unwrap().sources[0].data) == 2**20
             write(item.origin.row, item.origin.id, answer)
 trip(40)

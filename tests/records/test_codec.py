@@ -63,7 +63,7 @@ import pipegen as pg
 from pipegen.config import lines_schema
 from pipegen.io.results_in import slots_in
 from pipegen.io.table_out import arrow_out
-from pipegen.io.tables import Columns, Row
+from pipegen.io.tables import Columns, TableRow
 from pipegen.records import strict_json
 from pipegen.records.frozen import freeze
 from pipegen.records.option_records import GenerationOptions
@@ -85,7 +85,7 @@ brief = pg.to_plain(pg.Success(result), "r", brief=True)
 short = pg.to_plain(pg.Success(GenerationResult(**known)), "r", brief=True)
 file = pathlib.Path(sys.argv[1], "out.parquet")
 with file.open("wb") as stream, arrow_out(stream, pa.schema([]), Columns(), form=".parquet", model="m") as write:
-    write(Row({}, None, 0), "r", pg.Success(result))
+    write(TableRow({}, None, 0), "r", pg.Success(result))
 (_, slot), = slots_in(file)
 properties = lines_schema()["$defs"]["GenerationResult"]["properties"]
 drawn = lambda name: find(
