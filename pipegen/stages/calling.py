@@ -60,7 +60,7 @@ PromptLogprobs: TypeAlias = tuple[TokenLogprob | None, ...]
 
 def call(backend: Backend[A, B]) -> Pipe[A, B]:
     """The stage that calls an engine, once, with exactly the slots that have a value; where none
-    has, it is not called. It is named `call`, and alone has an effect.
+    has, it is not called. It is named `call`. It says what is asked; the driver asks it.
 
     With token ids, an engine is called once for what the rows generate, and before that once for
     the prompts that are to be scored. A prompt whose scores fail fails its rows.
