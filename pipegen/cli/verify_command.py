@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import itertools
 from collections import Counter
 from collections.abc import Collection
 from dataclasses import fields, replace
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
 from pipegen import backends
 from pipegen.backends.checkpoint.locate import NoSuchModel
+from pipegen.backends.checkpoint.verdicts import keep, kept
 from pipegen.cli.export_command import command_of
 from pipegen.cli.flags import flag_of, setting_values
 from pipegen.cli.inputs import Item
@@ -116,6 +119,8 @@ _SERVER_ALONE = (
     "max_new_tokens",
 )
 _FILE_ALONE = ("adapter", "adapters")
+_MOST_KEPT = 2**24
+"""The bytes of the longest verdict on a file that is kept."""
 
 
 def _of_server(flags: VerifyFlags) -> tuple[bool, dict[str, object], str]:
@@ -166,7 +171,9 @@ def _requests(
 
 
 def _of_file(flags: VerifyFlags) -> tuple[bool, dict[str, object], str]:
-    """The verdict on a file of results; IN is the file of their requests."""
+    """The verdict on a file of results; IN is the file of their requests. It is kept: the same
+    command on the same files, model and versions imports no engine.
+    """
     from pipegen.backends.checkpoint.checkpoint import Checkpoint
 
     _refuse_set(flags, _SERVER_ALONE, "is for servers, and URL is a file")
@@ -178,6 +185,17 @@ def _of_file(flags: VerifyFlags) -> tuple[bool, dict[str, object], str]:
     }
     given = {name: getattr(flags, name) for name in _FILE_ALONE}
     checkpoint |= setting_values(without_none(given))
+    load = Checkpoint(ModelLoadConfig(model=flags.model, **checkpoint))
+    about = None if any(checkpoint.values()) else _about(flags, columns)
+    judged_by: dict[str, Any] = {
+        "model": "" if about is None else f"{load.identity} {about}",
+        "packages": ("torch", "transformers"),
+    }
+    judged = about and kept("results", most=_MOST_KEPT, **judged_by)
+    if judged:
+        if not flags.quiet:
+            say(f"{file} was judged before, by this model and these versions")
+        return judged["right"], judged["plain"], judged["words"]
     with contextlib.ExitStack() as stack:
         request_name, row_name = Occurrences(), Occurrences()  # equal ids are paired by their order
         requests = (
@@ -207,9 +225,7 @@ def _of_file(flags: VerifyFlags) -> tuple[bool, dict[str, object], str]:
         reference = stack.enter_context(
             backends.hf(flags.model, dtype=flags.dtype, device=flags.device, **checkpoint)
         )
-        precision: Any = (
-            flags.precision or Checkpoint(ModelLoadConfig(model=flags.model, **checkpoint)).dtype
-        )
+        precision: Any = flags.precision or load.dtype
         show_progress = stack.enter_context(progress(len(slots), shown=not flags.quiet))
 
         def noise(candidate: Precision, rows: Any) -> float | None:
@@ -232,7 +248,26 @@ def _of_file(flags: VerifyFlags) -> tuple[bool, dict[str, object], str]:
     words = of_file_in_words(verdict, file)
     if requests and unasked:
         words += f"\n{unasked:,} rows have no request in IN: their prompts are not rendered"
-    return verdict.right, {"file": str(file), **verdict.plain()}, words
+    plain = {"file": str(file), **verdict.plain()}
+    sources = [slot.map(attrgetter("sources")).value_or(()) for slot in requests.values()]
+    if about and not any(sources):
+        keep("results", {"right": verdict.right, "plain": plain, "words": words}, **judged_by)
+    return verdict.right, plain, words
+
+
+def _about(flags: VerifyFlags, columns: Columns) -> str | None:
+    """A digest of what a verdict on a file rests on beside the model: the files, the flags, and the
+    code that judges. None where a file cannot be read twice.
+    """
+    files = [Path(name) for name in (flags.url, flags.source) if name is not None]
+    if not all(file.is_file() for file in files):
+        return None
+    settings = replace(flags, as_json=False, summary=None, quiet=False)
+    digest = hashlib.blake2b(repr((settings, columns)).encode(), digest_size=16)
+    for file in (*files, *sorted(Path(backends.__file__).parents[1].rglob("*.py"))):
+        with file.open("rb") as opened:
+            digest.update(hashlib.file_digest(opened, "blake2b").digest())
+    return digest.hexdigest()
 
 
 _DISTANCE = (

@@ -1,8 +1,8 @@
 """JSON Lines in and out: requests from lines, results and errors to the data of a line and back. Its
 text is made by `strict_json.dump`.
 
-A result is `{"id", "ok": true, "text", ...}` with every field of `GenerationResult` but `turn`, and
-`transcript` only where there is one. An error is
+A result is `{"id", "ok": true, "text", ...}` with every field of `GenerationResult` but `turn`. An
+empty `transcript` is left out. An error is
 `{"id", "ok": false, "error": {"type", "message", "hint", ...}}`. The options are the effective
 ones, so a request with `{"options": line["options"]}` repeats the call. A score is `{"id", "ok":
 true, "logprob", ...}` with every field of `Scored`, and a rollout has every field of `Rollout`.

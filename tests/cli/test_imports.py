@@ -62,16 +62,19 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (made / "in.jsonl").write_text('{"id": "a", "prompt": "What is the capital of Japan?"}\n')
     with contextlib.chdir(made):
         run_here(*GENERATE)
+        run_here(*VERIFY)
     return made
 
 
 GENERATE = ("generate", "in.jsonl", "-o", "out.jsonl", "--model", "embedded")
+VERIFY = ("verify", "out.jsonl", "--model", "embedded")
 ESTIMATE = ("estimate", "in.jsonl", "--model", "embedded")
 COMMANDS = (
     GENERATE,
     ("export", "out.jsonl.job", "-o", "exported.jsonl"),
     ("diff", "out.jsonl", "out.jsonl"),
     ("view", "out.jsonl", "-o", "page.html"),
+    VERIFY,
     ("generate", "--help"),
     ("schema",),
 )

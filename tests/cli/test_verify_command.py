@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 import pipegen as pg
+from pipegen.cli import verify_command
 from pipegen.cli.verify_command import in_words, of_file_in_words
 from pipegen.core.errors import CallFailed, Timeout
 from pipegen.core.names import InvalidField
@@ -196,6 +197,60 @@ def test_a_file_that_the_model_made_is_right(command: Command, made: tuple[Path,
     ran = command("verify", results, requests, "--model", "embedded", "--json", "--quiet")
     assert (ran.code, ran.out[0]["right"], ran.out[0]["counts"]) == (0, True, {"right": 2})
     assert [row["id"] for row in ran.out[0]["rows"]] == ["months", "count"]
+
+
+def test_a_file_that_was_judged_is_not_judged_again(
+    command: Command,
+    made_lines: tuple[list[Any], list[Any]],
+    jsonl: Any,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    lines, requests = made_lines
+    results, asked = jsonl(*lines, name="once.jsonl"), jsonl(*requests, name="asked.jsonl")
+    verify = ("verify", results, asked, "--model", "embedded")
+    first = command(*verify, "--json", "--quiet")
+    judged = list[Any]()
+    judge = verify_command.verify_results
+    monkeypatch.setattr(
+        verify_command,
+        "verify_results",
+        lambda *all, **how: judged.append(all) or judge(*all, **how),
+    )
+    again = command(*verify, "--json")
+    assert (again.code, again.out, judged) == (first.code, first.out, [])
+    assert "once.jsonl was judged before, by this model and these versions" in again.err
+    for changed in (
+        lambda: (*verify[:2], *verify[3:]),
+        lambda: (*verify, "--precision", "bfloat16"),
+        lambda: results.write_text(results.read_text() + "\n") and verify,
+        lambda: asked.write_text(asked.read_text() + "\n") and verify,
+    ):
+        judged.clear()
+        command(*changed(), "--quiet", "--json")
+        assert len(judged) == 1
+
+
+def test_a_file_whose_requests_have_images_is_judged_each_time(
+    command: Command,
+    made_lines: tuple[list[Any], list[Any]],
+    jsonl: Any,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The images are read from elsewhere, and may have changed."""
+    lines, requests = made_lines
+    requests = [{**requests[0], "images": ["cat.png"]}, *requests[1:]]
+    results, asked = jsonl(*lines, name="twice.jsonl"), jsonl(*requests, name="seen.jsonl")
+    pytest.importorskip("PIL.Image").new("RGB", (64, 48), "red").save(asked.with_name("cat.png"))
+    judged = list[Any]()
+    judge = verify_command.verify_results
+    monkeypatch.setattr(
+        verify_command,
+        "verify_results",
+        lambda *all, **how: judged.append(all) or judge(*all, **how),
+    )
+    for _ in range(2):
+        command("verify", results, asked, "--model", "embedded", "--quiet", "--json")
+    assert len(judged) == 2
 
 
 def test_rows_of_a_file_that_the_model_did_not_make_are_named(

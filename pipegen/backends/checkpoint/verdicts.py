@@ -31,7 +31,7 @@ from pipegen.core.distribution import version
 from pipegen.core.foreign_calls import attempt
 
 _LARGEST = 4096
-"""No verdict has more bytes."""
+"""No verdict has more bytes, where nothing else is said."""
 _ROOMS = ("checkpoint", "hf", "vllm")
 
 
@@ -46,13 +46,15 @@ def checks() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "pipegen" / "checks"
 
 
-def kept(check: str, *, model: str, packages: Sequence[str]) -> Mapping[str, Any] | None:
+def kept(
+    check: str, *, model: str, packages: Sequence[str], most: int = _LARGEST
+) -> Mapping[str, Any] | None:
     """What a check found of a model with these packages as they are installed; None where it has
-    not been made.
+    not been made, or has more than `most` bytes.
     """
     with contextlib.suppress(OSError, RuntimeError, ValueError):  # as if it were not there
         file = _file(check, model, packages)
-        if file.stat().st_size <= _LARGEST:
+        if file.stat().st_size <= most:
             verdict = json.loads(file.read_text(encoding="utf-8"))
             return verdict if isinstance(verdict, dict) else None
     return None
