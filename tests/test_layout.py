@@ -43,8 +43,8 @@ ROOMS = (
 )
 """Each imports only itself and those before it."""
 BUDGETS = {
-    "backends": 134_000,
-    "cli": 42_040,
+    "backends": 134_030,
+    "cli": 42_130,
     "records": 39_100,
     "report": 32_275,
     "drivers": 32_010,
@@ -54,14 +54,14 @@ BUDGETS = {
     "io": 21_490,
     "template": 16_250,
     "answer": 14_070,
-    "core": 13_500,
-    "media": 13_100,
+    "core": 13_470,
+    "media": 13_070,
     "contrib": 9_240,
     "config": 8_375,
     "engines": 7_700,
     "ending": 7_550,
-    "plugins": 5_400,
-    "evals": 5_150,
+    "plugins": 5_370,
+    "evals": 5_120,
     "embedded": 50,
 }
 """How many nodes of the syntax tree each room may have."""
@@ -159,6 +159,7 @@ INNER_NAMES = {
     "backends.checkpoint.checkpoint": "Checkpoint",
     "backends.checkpoint.engine_parity": "compared in_words",
     "backends.checkpoint.locate": "NoSuchModel",
+    "backends.checkpoint.tokenizer_file": "READERS",
     "backends.checkpoint.verdicts": "CannotCheck keep kept",
     "backends.hf.first_steps": "WAYS",
     "backends.hf.hf_engine": "HFEngine",

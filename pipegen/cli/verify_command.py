@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, get_args
 
 from pipegen import backends
 from pipegen.backends.checkpoint.locate import NoSuchModel
+from pipegen.backends.checkpoint.tokenizer_file import READERS
 from pipegen.backends.checkpoint.verdicts import keep, kept
 from pipegen.cli.export_command import command_of
 from pipegen.cli.flags import flag_of, setting_values
@@ -121,6 +122,8 @@ _SERVER_ALONE = (
 _FILE_ALONE = ("adapter", "adapters")
 _MOST_KEPT = 2**24
 """The bytes of the longest verdict on a file that is kept."""
+_JUDGED_BY = ("torch", "torchvision", "pillow", *READERS)
+"""The packages that a verdict on a file is of."""
 
 
 def _of_server(flags: VerifyFlags) -> tuple[bool, dict[str, object], str]:
@@ -185,13 +188,8 @@ def _of_file(flags: VerifyFlags) -> tuple[bool, dict[str, object], str]:
     }
     given = {name: getattr(flags, name) for name in _FILE_ALONE}
     checkpoint |= setting_values(without_none(given))
-    load = Checkpoint(ModelLoadConfig(model=flags.model, **checkpoint))
-    about = None if any(checkpoint.values()) else _about(flags, columns)
-    judged_by: dict[str, Any] = {
-        "model": "" if about is None else f"{load.identity} {about}",
-        "packages": ("torch", "transformers"),
-    }
-    judged = about and kept("results", most=_MOST_KEPT, **judged_by)
+    about = "" if any(checkpoint.values()) else _about(flags, columns)
+    judged = kept("results", model=about, packages=_JUDGED_BY, most=_MOST_KEPT) if about else None
     if judged:
         if not flags.quiet:
             say(f"{file} was judged before, by this model and these versions")
@@ -225,15 +223,20 @@ def _of_file(flags: VerifyFlags) -> tuple[bool, dict[str, object], str]:
         reference = stack.enter_context(
             backends.hf(flags.model, dtype=flags.dtype, device=flags.device, **checkpoint)
         )
-        precision: Any = flags.precision or load.dtype
+        precision: Any = (
+            flags.precision or Checkpoint(ModelLoadConfig(model=flags.model, **checkpoint)).dtype
+        )
         show_progress = stack.enter_context(progress(len(slots), shown=not flags.quiet))
 
+        noises = list[float | None]()
+
         def noise(candidate: Precision, rows: Any) -> float | None:
-            return (
+            noises.append(
                 noise_of(candidate, rows, flags.model, device=flags.device, **checkpoint)
                 if flags.dtype == "float32"
                 else None
             )
+            return noises[-1]
 
         verdict = verify_results(
             slots,
@@ -250,24 +253,31 @@ def _of_file(flags: VerifyFlags) -> tuple[bool, dict[str, object], str]:
         words += f"\n{unasked:,} rows have no request in IN: their prompts are not rendered"
     plain = {"file": str(file), **verdict.plain()}
     sources = [slot.map(attrgetter("sources")).value_or(()) for slot in requests.values()]
-    if about and not any(sources):
-        keep("results", {"right": verdict.right, "plain": plain, "words": words}, **judged_by)
+    # what could not be judged, or measured, perhaps can another time
+    is_final = not any(sources) and None not in noises and "not judged" not in verdict.counts
+    if about and is_final and about == _about(flags, columns):  # nothing was changed meanwhile
+        final = {"right": verdict.right, "plain": plain, "words": words}
+        keep("results", final, model=about, packages=_JUDGED_BY, most=_MOST_KEPT)
     return verdict.right, plain, words
 
 
-def _about(flags: VerifyFlags, columns: Columns) -> str | None:
-    """A digest of what a verdict on a file rests on beside the model: the files, the flags, and the
-    code that judges. None where a file cannot be read twice.
+def _about(flags: VerifyFlags, columns: Columns) -> str:
+    """A digest of what a verdict on a file rests on: the model, the files, the flags, and the code
+    that judges. Empty where a file cannot be read twice.
     """
+    from pipegen.backends.checkpoint.checkpoint import Checkpoint
+
     files = [Path(name) for name in (flags.url, flags.source) if name is not None]
-    if not all(file.is_file() for file in files):
-        return None
+    if flags.source == "-" or not all(file.is_file() for file in files):
+        return ""
+    model = Checkpoint(ModelLoadConfig(model=flags.model, check_weights=True)).identity
     settings = replace(flags, as_json=False, summary=None, quiet=False)
-    digest = hashlib.blake2b(repr((settings, columns)).encode(), digest_size=16)
+    read_as = (columns._replace(kept=frozenset()), sorted(columns.kept))
+    digest = hashlib.blake2b(repr((settings, read_as)).encode(), digest_size=16)
     for file in (*files, *sorted(Path(backends.__file__).parents[1].rglob("*.py"))):
         with file.open("rb") as opened:
             digest.update(hashlib.file_digest(opened, "blake2b").digest())
-    return digest.hexdigest()
+    return f"{model} {digest.hexdigest()}"
 
 
 _DISTANCE = (

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from typing import Any
 import pytest
 
 import pipegen as pg
+from pipegen import embedded
 from pipegen.cli import verify_command
 from pipegen.cli.verify_command import in_words, of_file_in_words
 from pipegen.core.errors import CallFailed, Timeout
@@ -199,25 +201,29 @@ def test_a_file_that_the_model_made_is_right(command: Command, made: tuple[Path,
     assert [row["id"] for row in ran.out[0]["rows"]] == ["months", "count"]
 
 
+@pytest.fixture
+def judged(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """What was judged: each call's arguments. The first entry changes what comes of it."""
+    calls: list[Any] = [lambda found: found]
+    judge = verify_command.verify_results
+
+    def count(*all: Any, **how: Any) -> Recorded:
+        calls.append(all)
+        found: Recorded = calls[0](judge(*all, **how))
+        return found
+
+    monkeypatch.setattr(verify_command, "verify_results", count)
+    return calls
+
+
 def test_a_file_that_was_judged_is_not_judged_again(
-    command: Command,
-    made_lines: tuple[list[Any], list[Any]],
-    jsonl: Any,
-    monkeypatch: pytest.MonkeyPatch,
+    command: Command, made_lines: tuple[list[Any], list[Any]], jsonl: Any, judged: list[Any]
 ) -> None:
     lines, requests = made_lines
     results, asked = jsonl(*lines, name="once.jsonl"), jsonl(*requests, name="asked.jsonl")
-    verify = ("verify", results, asked, "--model", "embedded")
-    first = command(*verify, "--json", "--quiet")
-    judged = list[Any]()
-    judge = verify_command.verify_results
-    monkeypatch.setattr(
-        verify_command,
-        "verify_results",
-        lambda *all, **how: judged.append(all) or judge(*all, **how),
-    )
-    again = command(*verify, "--json")
-    assert (again.code, again.out, judged) == (first.code, first.out, [])
+    verify = ("verify", results, asked, "--model", "embedded", "--json")
+    first, again = command(*verify, "--quiet"), command(*verify)
+    assert (again.code, again.out, len(judged)) == (first.code, first.out, 2)
     assert "once.jsonl was judged before, by this model and these versions" in again.err
     for changed in (
         lambda: (*verify[:2], *verify[3:]),
@@ -225,32 +231,42 @@ def test_a_file_that_was_judged_is_not_judged_again(
         lambda: results.write_text(results.read_text() + "\n") and verify,
         lambda: asked.write_text(asked.read_text() + "\n") and verify,
     ):
-        judged.clear()
-        command(*changed(), "--quiet", "--json")
-        assert len(judged) == 1
+        del judged[1:]
+        command(*changed(), "--quiet")
+        assert len(judged) == 2
 
 
-def test_a_file_whose_requests_have_images_is_judged_each_time(
+@pytest.mark.parametrize("why", ["images", "not judged", "changed meanwhile", "weights"])
+def test_a_verdict_that_may_be_another_is_not_kept(
+    why: str,
     command: Command,
     made_lines: tuple[list[Any], list[Any]],
     jsonl: Any,
-    monkeypatch: pytest.MonkeyPatch,
+    judged: list[Any],
+    tmp_path: Path,
 ) -> None:
-    """The images are read from elsewhere, and may have changed."""
     lines, requests = made_lines
-    requests = [{**requests[0], "images": ["cat.png"]}, *requests[1:]]
+    if why == "images":
+        requests = [{**requests[0], "images": ["cat.png"]}, *requests[1:]]
+        pytest.importorskip("PIL.Image").new("RGB", (64, 48), "red").save(tmp_path / "cat.png")
     results, asked = jsonl(*lines, name="twice.jsonl"), jsonl(*requests, name="seen.jsonl")
-    pytest.importorskip("PIL.Image").new("RGB", (64, 48), "red").save(asked.with_name("cat.png"))
-    judged = list[Any]()
-    judge = verify_command.verify_results
-    monkeypatch.setattr(
-        verify_command,
-        "verify_results",
-        lambda *all, **how: judged.append(all) or judge(*all, **how),
-    )
+    model = shutil.copytree(embedded.path(), tmp_path / "model")
+
+    def change(found: Recorded) -> Recorded:
+        if why == "changed meanwhile":
+            results.write_text(results.read_text() + "\n")
+        (first, *rest) = found.rows
+        unknown = dataclasses.replace(first, verdict="not judged")
+        return dataclasses.replace(found, rows=(unknown, *rest)) if why == "not judged" else found
+
+    judged[0] = change
     for _ in range(2):
-        command("verify", results, asked, "--model", "embedded", "--quiet", "--json")
-    assert len(judged) == 2
+        command("verify", results, asked, "--model", model, "--quiet", "--json")
+        (weights,) = model.glob("*.safetensors")
+        if why == "weights":
+            data = weights.read_bytes()
+            weights.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+    assert len(judged) == 3
 
 
 def test_rows_of_a_file_that_the_model_did_not_make_are_named(

@@ -176,7 +176,8 @@ def parts_alone(tokenizer: Any, *names: str) -> str:
     return str(frame.to_str())
 
 
-_CHECK, _PACKAGES = "tokenizer", (*RENDERING, "mistral-common", "sentencepiece", "tiktoken")
+_CHECK = "tokenizer"
+READERS = (*RENDERING, "mistral-common", "sentencepiece", "tiktoken")
 """What recipes are kept under, and the packages by which transformers chooses a class."""
 _IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
 _FIELDS = {"special", "begins", "added", *_IDS}
@@ -231,12 +232,12 @@ class LightTokenizer:
 
 def recipe_for(model: str | None) -> Mapping[str, Any] | None:
     """The recipe that is kept for these files; None where there is none."""
-    known = None if model is None else kept(_CHECK, model=model, packages=_PACKAGES)
+    known = None if model is None else kept(_CHECK, model=model, packages=READERS)
     return known if known is not None and known.keys() == _FIELDS else None
 
 
 def keep_recipe(model: str, recipe: Mapping[str, Any]) -> None:
-    keep(_CHECK, recipe, model=model, packages=_PACKAGES)
+    keep(_CHECK, recipe, model=model, packages=READERS)
 
 
 def recipe_of(raw: Any, file: Path, reference: Any) -> Mapping[str, Any] | None:

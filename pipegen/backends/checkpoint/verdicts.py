@@ -60,15 +60,29 @@ def kept(
     return None
 
 
-def keep(check: str, verdict: Mapping[str, Any], *, model: str, packages: Sequence[str]) -> None:
-    """Keep what a check has found, as plain data."""
+def keep(
+    check: str,
+    verdict: Mapping[str, Any],
+    *,
+    model: str,
+    packages: Sequence[str],
+    most: int = _LARGEST,
+) -> None:
+    """Keep what a check has found, as plain data of at most so many bytes."""
+    data = json.dumps(verdict).encode()
+    if len(data) > most:
+        return
     with contextlib.suppress(OSError, RuntimeError):  # it is checked again
         file = _file(check, model, packages)
         file.parent.mkdir(parents=True, exist_ok=True)
         handle, name = tempfile.mkstemp(dir=file.parent)
-        with open(handle, "w", encoding="utf-8") as opened:
-            json.dump(verdict, opened)
-        os.replace(name, file)
+        try:
+            with open(handle, "wb") as opened:
+                opened.write(data)
+            os.replace(name, file)
+        except OSError:
+            os.unlink(name)
+            raise
 
 
 def _file(check: str, model: str, packages: Sequence[str]) -> Path:
