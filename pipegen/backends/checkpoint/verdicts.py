@@ -31,7 +31,7 @@ from pipegen.core.distribution import version
 from pipegen.core.foreign_calls import attempt
 
 _LARGEST = 4096
-"""No verdict has more bytes, where nothing else is said."""
+"""The most bytes of a verdict, by default."""
 _ROOMS = ("checkpoint", "hf", "vllm")
 
 
