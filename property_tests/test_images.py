@@ -5,13 +5,17 @@
 from __future__ import annotations
 
 import math
+import tempfile
+from pathlib import Path
 
 import pytest
 from hypothesis import assume, example, given, strategies as st
 from support.image_sizes import budgets, mangled, sides
 
+import pipegen as pg
 from pipegen.core.errors import BadImage
 from pipegen.core.slots import is_ok
+from pipegen.media.folder import SUFFIXES
 from pipegen.media.image import digest, open_image
 from pipegen.media.sizes import LARGEST_ASPECT_RATIO, fit
 from pipegen.records.requests import ImagePolicy
@@ -30,6 +34,33 @@ def sizes_within(factor: int, low: int, high: int) -> bool:
         max(short, -(-least // short)) <= min(LARGEST_ASPECT_RATIO * short, most // short)
         for short in range(1, math.isqrt(most) + 1)
     )
+
+
+NAMES = st.sampled_from(
+    ("a1.png", "A2.JPG", "a10.webp", ".a.png", "notes.txt", "10.png", "9.jpeg", "png", "b.PNG")
+)
+FOLDERS = st.sampled_from((".", "f2", "f10", "f2/g", ".f"))
+
+
+@given(st.sets(st.tuples(FOLDERS, NAMES), max_size=12))
+def test_each_image_of_a_folder_is_listed_once_by_the_numbers_in_its_path(
+    files: set[tuple[str, str]],
+) -> None:
+    with tempfile.TemporaryDirectory() as top:
+        for folder, name in files:
+            path = Path(top, folder, name)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.touch()
+        listed = [path.relative_to(top) for path in pg.images_in(top)]
+    assert len(listed) == len(set(listed))
+    assert {*map(str, listed)} == {
+        str(Path(folder, name))
+        for folder, name in files
+        if folder != ".f" and Path(name).suffix.lower() in SUFFIXES and name[0] != "."
+    }
+    for parent in {path.parent for path in listed}:
+        numbers = [path.name for path in listed if path.parent == parent and path.name[0] in "aA"]
+        assert numbers == sorted(numbers, key=lambda name: int("".join(filter(str.isdigit, name))))
 
 
 @given(sides(), budgets(), FACTORS)

@@ -16,6 +16,7 @@ from immutabledict import immutabledict
 
 import pipegen as pg
 from pipegen.io.text_tables import column_kinds
+from pipegen.records.codec import error_from
 from pipegen.records.frozen import freeze, thaw
 from pipegen.records.options import flat_values, merge, options_from, resolve
 from pipegen.records.requests import FIELDS, misplaced
@@ -100,6 +101,13 @@ def test_records_survive_pickling_and_hash_by_value(record: Any) -> None:  # C4
     assert twin == record
     assert hash(twin) == hash(record)
     assert repr(twin) == repr(record)
+
+
+@given(strategies.errors())
+def test_an_error_is_read_back_from_its_json(error: pg.GenerationError) -> None:
+    plain = pg.error_to_plain(error)
+    assert error_from(json.loads(json.dumps(plain, allow_nan=False))) == error
+    assert plain["type"] == type(error).__name__
 
 
 @given(st.lists(strategies.requests(), max_size=4))

@@ -95,6 +95,37 @@ def test_windows_predict_each_token_once_and_keep_to_their_size(count: int, size
         assert before[-1] == own[0] - 1
 
 
+ASCII = st.text("abc .", min_size=1, max_size=12)
+
+
+@given(text=ASCII, window=st.integers(1, 8))
+def test_the_log_probability_of_a_text_is_that_of_its_tokens_in_any_window(
+    text: str, window: int
+) -> None:
+    """The toy model's log probability of a token depends on the token alone."""
+    (slot,) = pg.perplexity(pg.route(FakeEngine("")), [text], window=window)
+    found = slot.unwrap()
+    assert found.logprob == pytest.approx(math.fsum(-1 - ord(letter) / 1000 for letter in text))
+    assert (found.tokens, found.windows) == (len(text), -(-len(text) // window))
+
+
+@given(pairs=st.lists(st.tuples(st.just("") | ASCII, ASCII), max_size=4))
+def test_each_continuation_is_scored_in_its_place_and_an_empty_context_refused(
+    pairs: list[tuple[str, str]],
+) -> None:
+    pipe = pg.scoring(pg.route(FakeEngine("")))
+    rows: list[Any] = [{"prompt": before, "continuation": text} for before, text in pairs]
+    slots = pg.run(pipe, rows)
+    assert slots == pg.score(pg.route(FakeEngine("")), rows)
+    for (before, text), slot in zip(pairs, slots, strict=True):
+        assert is_ok(slot) is bool(before)
+        if before:
+            assert len(slot.unwrap().token_ids) >= len(text)
+            assert slot.unwrap().logprob == pytest.approx(
+                math.fsum(-1 - token_id / 1000 for token_id in slot.unwrap().token_ids)
+            )
+
+
 @pytest.mark.slow
 @settings(max_examples=25, deadline=None)
 @given(

@@ -15,6 +15,7 @@ from returns.result import Failure, Success
 import pipegen as pg
 from pipegen.core.pipe import Pipe, identity
 from pipegen.core.slots import Batch
+from pipegen.core.steps import Stage
 from pipegen.records.results import Decoded, Encoded
 from pipegen.stages.gather_samples import derive_seed
 from pipegen.testing import strategies
@@ -410,7 +411,7 @@ def is_formless(slot: pg.Slot[Any]) -> bool:
 @given(strategies.raws(TOY))
 def test_what_is_followed_while_it_streams_is_how_the_result_begins(raw: Any) -> None:
     decode = pg.stages.decode(TOY)
-    (follow,) = (step.follow for step in decode.steps)
+    (follow,) = (step.follow for step in decode.steps if isinstance(step, Stage))
     assert follow is not None
     follower = follow(raw.encoded)
     shown = "".join(

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from hypothesis import given, strategies as st
 
-from pipegen.plugins import halt_on_repetition, reasoning_of, strip_prefix
+from pipegen.plugins import halt_on_repetition, reasoning_of, split_reasoning, strip_prefix
 from pipegen.plugins.repetition import PLAIN
 from pipegen.testing.plugin_suite import check_watch
 
@@ -79,8 +79,11 @@ def test_trimmed_text_is_a_beginning_with_nothing_left_to_trim(
 def test_reasoning_and_answer_come_back(
     reasoning: str, answer: str, opened: bool, before: str
 ) -> None:
-    parts = reasoning_of(f"{before}{reasoning}</think>\n{answer}", opened=opened)
-    assert parts == (reasoning.strip(), answer.lstrip(), True)
+    text = f"{before}{reasoning}</think>\n{answer}"
+    assert reasoning_of(text, opened=opened) == (reasoning.strip(), answer.lstrip(), True)
+    trim = split_reasoning(opened=opened).trim
+    assert trim is not None
+    assert trim(text) == answer.lstrip()
     unfinished = reasoning_of(f"<think>{reasoning}", opened=opened)
     assert unfinished == (reasoning.strip(), "", False)
     assert reasoning_of(answer) == (None, answer, True)

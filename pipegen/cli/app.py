@@ -281,16 +281,12 @@ def chat(
             "--model", "-m", help="A local folder, a hub name, or: embedded; in place of --config."
         ),
     ] = None,
-    backend: Annotated[
-        str | None, typer.Option("--backend", help="The engine of --model. Default: hf.")
-    ] = None,
+    backend: Annotated[str | None, typer.Option(help="The engine of --model. Default: hf.")] = None,
     base_url: Annotated[
         str | None,
-        typer.Option("--base-url", metavar="URL", help="The server that has --model."),
+        typer.Option(metavar="URL", help="The server that has --model."),
     ] = None,
-    system: Annotated[
-        str | None, typer.Option("--system", help="The system message of --model.")
-    ] = None,
+    system: Annotated[str | None, typer.Option(help="The system message of --model.")] = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="One JSON object for each model.")
     ] = False,

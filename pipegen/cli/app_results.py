@@ -47,14 +47,11 @@ def estimate(
     flags: AskedFlags,
     price: Annotated[
         str | None,
-        file_flag(
-            "--price", metavar="IN,OUT", help="What a million tokens cost, prompt and generated."
-        ),
+        file_flag(metavar="IN,OUT", help="What a million tokens cost, prompt and generated."),
     ] = None,
     speed: Annotated[
         float | None,
         file_flag(
-            "--speed",
             metavar="N",
             help="Tokens that are generated in a second, as a run's summary says.",
         ),
@@ -121,7 +118,6 @@ class ViewFlags:
     boxes: Annotated[
         str,
         typer.Option(
-            "--boxes",
             metavar="auto|thousandths|pixels|fractions",
             help="What the numbers of bbox_2d in answers are.",
         ),
@@ -129,7 +125,6 @@ class ViewFlags:
     image_root: Annotated[
         str | None,
         typer.Option(
-            "--image-root",
             metavar="DIR",
             help="Image paths start here, and nothing outside is read.",
         ),
@@ -172,7 +167,6 @@ def diff(
     ignore: Annotated[
         list[str] | None,
         typer.Option(
-            "--ignore",
             metavar="STAGE",
             help="A stage that is not compared, such as options; may be given several times.",
         ),
@@ -243,24 +237,23 @@ class VerifyFlags(InputFlags):
             "--model", "-m", help="What it should serve: a local folder, a hub name, or: embedded."
         ),
     ]
-    dtype: Annotated[str, model_flag("--dtype", help="What the reference computes in.")] = "float32"
+    dtype: Annotated[str, model_flag(help="What the reference computes in.")] = "float32"
     device: Annotated[
         str | None,
-        model_flag("--device", help="Where the reference runs, such as cuda:0."),
+        model_flag(help="Where the reference runs, such as cuda:0."),
     ] = None
-    revision: Annotated[str | None, model_flag("--revision", help="The hub's revision.")] = None
+    revision: Annotated[str | None, model_flag(help="The hub's revision.")] = None
     trust_remote_code: Annotated[
         bool,
         model_flag("--trust-remote-code", help="Run code that comes with the model."),
     ] = False
     adapter: Annotated[
         str | None,
-        model_flag("--adapter", help="The LoRA adapter of all rows of a file: folder or hub name."),
+        model_flag(help="The LoRA adapter of all rows of a file: folder or hub name."),
     ] = None
     adapters: Annotated[
         str | None,
         model_flag(
-            "--adapters",
             metavar="JSON",
             help="The LoRA adapters that rows of a file name, as in generate.",
         ),
@@ -268,7 +261,6 @@ class VerifyFlags(InputFlags):
     precision: Annotated[
         str | None,
         server_flag(
-            "--precision",
             metavar="float32|float16|bfloat16",
             help="What the server should compute in. Default: the checkpoint's dtype.",
         ),
@@ -276,7 +268,6 @@ class VerifyFlags(InputFlags):
     dialect: Annotated[
         str | None,
         server_flag(
-            "--dialect",
             metavar="vllm|sglang|plain",
             help="Which server it is. Default: as it says.",
         ),
@@ -291,24 +282,24 @@ class VerifyFlags(InputFlags):
     ] = False
     served_model_name: Annotated[
         str | None,
-        server_flag("--served-model-name", help="The name that the server has for the model."),
+        server_flag(help="The name that the server has for the model."),
     ] = None
     timeout: Annotated[
         float,
-        server_flag("--timeout", help="Seconds for one request in all."),
+        server_flag(help="Seconds for one request in all."),
     ] = 600.0
     max_new_tokens: Annotated[
         int,
-        file_flag("--max-new-tokens", min=1, help="The most tokens of an answer."),
+        file_flag(min=1, help="The most tokens of an answer."),
     ] = 32
     rows: Annotated[
         int | None,
-        file_flag("--rows", min=1, help="Ask so many requests at most."),
+        file_flag(min=1, help="Ask so many requests at most."),
     ] = None
     as_json: Annotated[bool, file_flag("--json", help="As JSON.")] = False
     summary: Annotated[
         Path | None,
-        file_flag("--summary", metavar="FILE", help="Write the verdict to FILE, as JSON."),
+        file_flag(metavar="FILE", help="Write the verdict to FILE, as JSON."),
     ] = None
     quiet: Annotated[bool, file_flag("--quiet", "-q", help="No progress.")] = False
 

@@ -54,7 +54,6 @@ class InputFlags:
     image_root: Annotated[
         str | None,
         file_flag(
-            "--image-root",
             metavar="DIR",
             help="Image paths start here, and nothing outside is read. Default: IN's folder.",
         ),
@@ -66,19 +65,17 @@ class InputFlags:
     allow_host: Annotated[
         list[str] | None,
         file_flag(
-            "--allow-host",
             metavar="HOST",
             help="Fetch from this host though its address is private.",
         ),
     ] = None
     prompt: Annotated[
         str | None,
-        folder_flag("--prompt", help="What to ask of each image; without IN, the one question."),
+        folder_flag(help="What to ask of each image; without IN, the one question."),
     ] = None
     system: Annotated[
         str | None,
         folder_flag(
-            "--system",
             help="The system prompt that goes before, where a request has none of its own.",
         ),
     ] = None
@@ -110,18 +107,15 @@ class ModelFlags:
     ] = None
     agent: Annotated[
         str | None,
-        model_flag("--agent", metavar="ID", help="Which of the chat file's models."),
+        model_flag(metavar="ID", help="Which of the chat file's models."),
     ] = None
     backend: Annotated[
         str | None,
-        model_flag(
-            "--backend", help=f"The engine, as in chat files: {', '.join(TYPES)}. Default: hf."
-        ),
+        model_flag(help=f"The engine, as in chat files: {', '.join(TYPES)}. Default: hf."),
     ] = None
     plugin: Annotated[
         list[str] | None,
         model_flag(
-            "--plugin",
             metavar="NAME[:ARG=VALUE,...]",
             help=(
                 "Attach a plugin, such as balanced_json:max_objects=2; may be given several times."
@@ -141,7 +135,6 @@ class AskedFlags(InputFlags, ModelFlags):
     limit: Annotated[
         list[str] | None,
         file_flag(
-            "--limit",
             metavar="NAME=N",
             help="Raise what a request may ask for, such as max_samples=5000.",
         ),
@@ -149,7 +142,6 @@ class AskedFlags(InputFlags, ModelFlags):
     image: Annotated[
         list[str] | None,
         folder_flag(
-            "--image",
             metavar="FILE",
             help="An image of the one question; may be given several times.",
         ),
@@ -162,12 +154,11 @@ class RunFlags(AskedFlags):
 
     fallback: Annotated[
         str | None,
-        model_flag("--fallback", help="The engine that takes over what --backend cannot do."),
+        model_flag(help="The engine that takes over what --backend cannot do."),
     ] = None
     fallback_when: Annotated[
         list[str] | None,
         model_flag(
-            "--fallback-when",
             metavar="ERROR",
             help=(
                 "The errors with which it takes over; may be given several times. Default:"
@@ -195,7 +186,6 @@ class RunFlags(AskedFlags):
     retry: Annotated[
         str,
         file_flag(
-            "--retry",
             metavar="retryable|all|none|TYPE",
             help="Which failed requests of OUT.job are sent again.",
         ),
@@ -217,7 +207,6 @@ class RunFlags(AskedFlags):
     summary: Annotated[
         Path | None,
         file_flag(
-            "--summary",
             metavar="FILE",
             help="Write counts, times and rates of the run to FILE, as JSON.",
         ),
@@ -225,7 +214,6 @@ class RunFlags(AskedFlags):
     grace: Annotated[
         float,
         file_flag(
-            "--grace",
             metavar="SECONDS",
             min=0,
             help="Time for requests in flight to end at Ctrl-C; 0 ends at once.",
@@ -234,7 +222,6 @@ class RunFlags(AskedFlags):
     in_flight: Annotated[
         int | None,
         file_flag(
-            "--in-flight",
             min=1,
             help="Requests in flight at a time. Default: as many as keep the engine full.",
         ),
@@ -242,7 +229,6 @@ class RunFlags(AskedFlags):
     sidecar: Annotated[
         str | None,
         folder_flag(
-            "--sidecar",
             metavar="txt|json",
             help="Write each answer beside its image: a.png, a.txt.",
         ),
@@ -250,7 +236,6 @@ class RunFlags(AskedFlags):
     shard: Annotated[
         str | None,
         ray_flag(
-            "--shard",
             metavar="I/N",
             help=(
                 "Send only part I of N, 1/N to N/N, and keep its answers in OUT.job. See also: export."
@@ -260,7 +245,6 @@ class RunFlags(AskedFlags):
     replicas: Annotated[
         int | None,
         ray_flag(
-            "--replicas",
             metavar="N",
             min=1,
             help="Run N engines on Ray, each on its own part of the GPUs.",
@@ -269,7 +253,6 @@ class RunFlags(AskedFlags):
     ray: Annotated[
         str | None,
         ray_flag(
-            "--ray",
             metavar="[ADDRESS]",
             help="Run on the Ray cluster at ADDRESS, on this one, or on this machine.",
         ),
@@ -277,7 +260,6 @@ class RunFlags(AskedFlags):
     gpus_per_replica: Annotated[
         float | None,
         ray_flag(
-            "--gpus-per-replica",
             metavar="K",
             min=0,
             help="GPUs of each. Default: one, where there are any.",

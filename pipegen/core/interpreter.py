@@ -47,6 +47,7 @@ from pipegen.core.steps import (
     RowFunction,
     Stage,
     Step,
+    wrong_record,
 )
 
 if TYPE_CHECKING:
@@ -231,8 +232,7 @@ def _alone(
             for stage, do in both if isinstance(slot, Success) else ():
                 value = slot.unwrap()
                 if not isinstance(value, stage.takes):
-                    before = before or _before(earlier)
-                    raise _wrong_record(stage, before, value)
+                    raise _misfit(stage, before or _before(earlier), value, row)
                 try:
                     slot = do(value)
                 except (*stage.catch, *EXHAUSTED) as raised:
@@ -242,11 +242,10 @@ def _alone(
                     break
                 before = stage
         except Exception as raised:  # noqa: BLE001 - it raises again, or is handed on
-            if isinstance(value, stage.takes):
+            noted = raised
+            if isinstance(value, stage.takes):  # otherwise it has a note
                 note = StageNote(stage.name, stage.internal, _advice(stage, raised), row.key)
-            else:
-                note = StageNote(_giver(stage, before), internal=False, row=row.key)
-            noted = _noted(raised, note)
+                noted = _noted(raised, note)
             if bug is None:
                 raise noted  # noqa: B904 - it is `raised`, or has it as its cause
             bug(row, noted)
@@ -346,22 +345,14 @@ def _before(program: Sequence[ProgramStep]) -> Step | None:
     return None
 
 
-def _giver(step: Step, before: Step | None) -> str:
-    """Whose fault a wrong record is: that of a user's stage which gave it, else of who put this
-    step there.
+def _misfit(step: Step, before: Step | None, value: object, row: Row) -> ContractError:
+    """The error of a row whose value the step does not take. It is the fault of a user's stage that
+    gave it, else of who put this step there.
     """
-    return step.name if before is None or before.internal else before.name
-
-
-def _wrong_record(step: Step, before: Step | None, value: object) -> ContractError:
-    """The error of a step that is given what it does not take: who put the pipe together has to
-    change it, whosever the steps are.
-    """
-    giver = "what comes before it" if before is None else f"{before.name!r} before it"
-    return ContractError(
-        f"the stage {step.name!r} takes {step.takes.__name__}, and {giver} gave"
-        f" {type(value).__name__}"
-    )
+    wrong = wrong_record(step, before, type(value))
+    giver = step if before is None or before.internal else before
+    blamed(wrong, StageNote(giver.name, internal=False, row=row.key))
+    return wrong
 
 
 _MISTAKES = (
@@ -433,10 +424,7 @@ def _called(
         value, answers = slot.unwrap(), row.answers if begun else ()
         try:
             if not isinstance(value, call.takes):
-                before = _before(earlier)
-                wrong = _wrong_record(call, before, value)
-                blamed(wrong, StageNote(_giver(call, before), internal=False, row=row.key))
-                raise wrong
+                raise _misfit(call, _before(earlier), value, row)
             if answers and not isinstance(answers[-1], (Success, Failure)):
                 raise ContractError(
                     f"engine {call.backend.name} answered {type(answers[-1]).__name__}, not a"

@@ -130,11 +130,6 @@ class Pipe(Generic[A_contra, B_co]):
         return all(step.keeps_text for step in self.steps)
 
     @property
-    def internal(self) -> bool:
-        """Whether pipegen itself made all of its stages."""
-        return all(step.internal for step in self.steps)
-
-    @property
     def routes(self) -> tuple[str, ...]:
         """The names that results carry which come from here."""
         return tuple(name for step in self.steps for name in step.routes)
@@ -283,10 +278,10 @@ def placed(steps: Steps, before: Steps = (), after: Steps = ()) -> Steps:
 
     def placed_at(index: int, step: Step) -> Step:
         around = (*before, *steps[:index]), (*steps[index + 1 :], *after)
-        if not isinstance(step, Branch):
-            return step if step.among is None else step.among(*around)
-        ways = (replace(way, steps=placed(way.steps, *around)) for way in step.ways)
-        return replace(step, ways=tuple(ways))
+        if isinstance(step, Branch):
+            ways = (replace(way, steps=placed(way.steps, *around)) for way in step.ways)
+            return replace(step, ways=tuple(ways))
+        return step.among(*around) if isinstance(step, Call) and step.among else step
 
     return tuple([placed_at(index, step) for index, step in enumerate(steps)])
 

@@ -13,9 +13,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
 
 from pipegen.core.backend import AnyBackend
+from pipegen.core.errors import ContractError
 from pipegen.core.slots import Slot
 
 if TYPE_CHECKING:
@@ -70,28 +72,18 @@ class Step:
     """
     takes: type = object
     """The record that it takes, where it takes one only."""
+    gives: type = object
+    """The record that it gives, where it gives one only."""
     owns: tuple[Closeable, ...] = ()
     """The engines that are released with its pipe."""
     routes: tuple[str, ...] = ()
     """The names that results carry which come from here."""
-    cuts: bool = False
-    """Whether it ends rows at stop strings and where plugins halt them: an engine may then end them
-    early.
-    """
-    plugins: tuple[Any, ...] = ()
-    """Those for which it cuts or trims."""
-    follow: Follow | None = None
-    """Makes, for one input of the call before it, what turns streamed token ids into text."""
     honours: str = ""
     """The step whose options it honours, where its own name is another."""
     version: str = ""
     """What it does, where its name does not say it, for the keys of a job's rows."""
     rebind: Callable[[EngineMap], AnyPipe] | None = None
     """Of a step that is bound to an engine or a name: the same step, bound to others."""
-    among: Callable[[Steps, Steps], Step] | None = None
-    """Of a step whose work depends on the others of its pipe: the same step among those before it
-    and those after it.
-    """
 
 
 Steps: TypeAlias = tuple[Step, ...]
@@ -107,6 +99,15 @@ class Stage(Step):
     catch: tuple[type[Exception], ...] = ()
     """What `row` may raise on bad data."""
     prepare: Callable[[Sequence[Any]], RowFunction] | None = None
+    follow: Follow | None = None
+    """Makes, for one input of the call before it, what turns streamed token ids into text."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PluginStage(Stage):
+    """The stage `stop` or `trim`, which does what plugins ask for."""
+
+    plugins: tuple[Any, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,6 +119,8 @@ class Call(Step):
     keeps_text: bool = False
     backend: AnyBackend
     ask: Callable[[Any, tuple[Slot[object], ...]], EngineRequest | Slot[object]]
+    among: Callable[[Steps, Steps], Step] | None = None
+    """The same call among the steps before it and those after it."""
 
 
 Notes: TypeAlias = tuple[Any, ...]
@@ -219,7 +222,13 @@ class Program(NamedTuple):
 
 
 def program(steps: Steps) -> Program:
-    """The program of a pipe of these steps."""
+    """The program of these steps. Raises `ContractError` where one never takes what the one before
+    it gives.
+    """
+    does = [step for step in steps if not isinstance(step, (Expand, Gather))]
+    for before, step in pairwise(does):
+        if not (issubclass(before.gives, step.takes) or issubclass(step.takes, before.gives)):
+            raise wrong_record(step, before, before.gives)
     places: list[tuple[ProgramStep, bool, Follow | None]] = []
     known: tuple[bool, Follow | None] = True, None
     later = set[type[Step]]()
@@ -237,9 +246,20 @@ def program(steps: Steps) -> Program:
                 _, keeps, follow = places.pop(0)
                 place, here = FusedStages((step, *after.stages)), (keeps, follow)
         places.insert(0, (place, here[0], here[1]))
-        known = known[0] and step.keeps_text, step.follow or known[1]
+        follow = step.follow if isinstance(step, Stage) else None
+        known = known[0] and step.keeps_text, follow or known[1]
         later.add(type(step))
     return Program(*zip(*places, strict=True))
+
+
+def wrong_record(step: Step, before: Step | None, kind: type) -> ContractError:
+    """The error of a step that is given what it does not take. Who put the pipe together has to
+    change it.
+    """
+    giver = "what comes before it" if before is None else f"{before.name!r} before it"
+    return ContractError(
+        f"the stage {step.name!r} takes {step.takes.__name__}, and {giver} gave {kind.__name__}"
+    )
 
 
 def sampled(branch: Branch, steps: Steps, *, whole: bool) -> Steps:

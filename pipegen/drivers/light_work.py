@@ -29,7 +29,7 @@ def is_light(pipe: Pipe[Any, Any], batch: Sequence[Slot[Any]]) -> bool:
             read = reader_of(engine).known.get("model") is not None
             if not read or not getattr(engine, "elsewhere", False) or engine.plugins:
                 return False
-    few = len(batch) <= FEW and pipe.internal
+    few = len(batch) <= FEW and all(step.internal for step in pipe.steps)
     return few and all(map(_is_short, live(batch)))
 
 

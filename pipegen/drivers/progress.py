@@ -15,7 +15,7 @@ from pipegen.core.backend import Backend, Session
 from pipegen.core.error_notes import StageNote, blamed
 from pipegen.core.pipe import Pipe, pipe_of
 from pipegen.core.slots import Slot
-from pipegen.core.steps import Branch, Call, EngineMap, EngineRequest, Step, Steps
+from pipegen.core.steps import Branch, Call, EngineMap, EngineRequest, Step
 from pipegen.drivers.drive_parts import IN_FLIGHT
 from pipegen.engines.protocol import Event, RowDone, TokensMade, answers_depend_on
 from pipegen.engines.session import answers, open_session
@@ -78,15 +78,17 @@ def _watched(step: Step, tell: Callable[[Progress], object], every: float) -> St
             else wanted
         )
 
-    def among(before: Steps, after: Steps) -> Step:
-        new_step = step if step.among is None else step.among(before, after)
-        return _watched(new_step, tell, every)
-
     def rebind(new: EngineMap) -> Pipe[Any, Any]:
         return watched(pipe_of(step).rebound(new), tell, every=every)
 
     if isinstance(step, Call):
-        return replace(step, ask=ask, among=among, rebind=rebind)
+        among = step.among
+        return replace(
+            step,
+            ask=ask,
+            among=among and (lambda *around: _watched(among(*around), tell, every)),
+            rebind=rebind,
+        )
     ways = tuple(watched(way, tell, every=every) for way in step.ways)
     return replace(step, ways=ways, rebind=rebind)
 

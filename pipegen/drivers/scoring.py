@@ -145,6 +145,7 @@ def _sum_up(engine: Any, name: str) -> Pipe[TokenScores, Scored]:
     return row_stage(
         "sum_up",
         on_model(engine, summed),
+        gives=Scored,
         routes=(name,),
         rebind=lambda new: _sum_up(new.engine(engine), new.route(name)),
     )

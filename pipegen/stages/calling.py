@@ -24,7 +24,6 @@ Prompts that several rows share are read once more, whatever is generated after 
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable, Collection, Iterable
 from functools import partial
 from itertools import takewhile
@@ -36,7 +35,7 @@ from pipegen.core.backend import AnyBackend, Backend, require_backend
 from pipegen.core.errors import UnsupportedOption, UnsupportedPlugin
 from pipegen.core.pipe import Pipe, pipe_of
 from pipegen.core.slots import Slot, is_ok
-from pipegen.core.steps import Branch, Call, EngineRequest, Step, Steps
+from pipegen.core.steps import Branch, Call, EngineRequest, PluginStage, Step, Steps
 from pipegen.engines.model import reader_of
 from pipegen.engines.plugin import Plugin
 from pipegen.engines.protocol import is_text_engine, scores_tokens
@@ -89,21 +88,23 @@ def _call(backend: AnyBackend, before: Steps, after: Steps) -> Call:
 
         return replayed(_asking(backend, value, sent), answers)
 
+    takes, gives = _records_of(backend)
     return Call(
         name="call",
         backend=backend,
         ask=ask,
-        takes=_taken_by(backend),
+        takes=takes,
+        gives=gives,
         among=partial(_call, backend),
         rebind=lambda new: call(new.engine(backend)),
     )
 
 
-def _taken_by(backend: object) -> type:
-    """The record that the backend takes; an engine of one's own may take anything."""
+def _records_of(backend: object) -> tuple[type, type]:
+    """The records that the backend takes and gives; one that is no engine may have any."""
     if is_text_engine(backend):
-        return ResolvedRequest
-    return Encoded if hasattr(type(backend), "prepare_image") else object
+        return ResolvedRequest, object
+    return (Encoded, Raw) if hasattr(type(backend), "prepare_image") else (object, object)
 
 
 def _asking(engine: AnyBackend, encoded: Encoded, sent: Encoded) -> Asks[Raw]:
@@ -153,7 +154,7 @@ def _admission(
     )
     there = {
         "fit": by_itself or "fit" in earlier,
-        "stop": by_itself or "stop" in later or any(part.cuts for part in after),
+        "stop": by_itself or "stop" in later or any(map(_ends, after)),
         "trim": "trim" in later or any(part.routes for part in after),
     }
     absent = {
@@ -210,13 +211,12 @@ def _unhonoured(
     of a later stage which the called engine would have to have.
     """
     one_engine = "made with the engine that is called (engine = pg.attach(route, plugin).engine)"
-    for does, stage, honours, has in (
-        ("watches", "stop", [part for part in after if part.cuts], operator.attrgetter("feed")),
-        ("trims", "trim", [part for part in after if part.routes], operator.attrgetter("trim")),
-    ):
+    there = [part for part in after if isinstance(part, PluginStage)]
+    for does, stage, asks in (("watches", "stop", "feed"), ("trims", "trim", "trim")):
+        honours = [part for part in there if part.name == stage]
         honoured = plugins if by_itself and stage == "stop" else _plugins(honours)
         for plugin in plugins:
-            if has(plugin) is not None and plugin not in honoured:
+            if getattr(plugin, asks) is not None and plugin not in honoured:
                 reason = (
                     f"the engine of the pipe's stage {stage} has no such plugin"
                     if honours
@@ -228,7 +228,7 @@ def _unhonoured(
                 )
                 message = f"plugin {plugin.name!r} {does} the text, and {reason}"
                 return UnsupportedPlugin(message, plugin=plugin.name, hint=hint)
-    for plugin in _plugins(after):
+    for plugin in _plugins(there):
         steers = plugin.logits_processor is not None or plugin.stopping_criteria is not None
         if steers and plugin not in plugins:
             message = (
@@ -246,15 +246,20 @@ def _calls_nothing(step: Step) -> bool:
     return not isinstance(step, Call)
 
 
-def _plugins(parts: Iterable[Step]) -> list[Plugin]:
+def _plugins(parts: Iterable[PluginStage]) -> list[Plugin]:
     return [plugin for part in parts for plugin in part.plugins]
+
+
+def _ends(part: Step) -> bool:
+    """Whether it ends rows: then the engine may end them, too."""
+    return isinstance(part, PluginStage) and part.name == "stop"
 
 
 def _halts(after: Steps) -> bool:
     """Whether the answer comes as it is to the stage that cuts it: then the engine may end a row
     where that stage would.
     """
-    return next((part.cuts for part in after if part.cuts or not part.keeps_text), False)
+    return next((_ends(part) for part in after if _ends(part) or not part.keeps_text), False)
 
 
 def _to(value: object, answer: object) -> Any:

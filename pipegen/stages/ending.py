@@ -27,8 +27,9 @@ from collections.abc import Sequence
 from returns.result import Failure, Success
 
 from pipegen.core.errors import CallFailed, MalformedResponse, UnsupportedOption
-from pipegen.core.pipe import Pipe, row_stage
+from pipegen.core.pipe import Pipe, pipe_of, row_stage
 from pipegen.core.slots import Slot, is_ok
+from pipegen.core.steps import PluginStage
 from pipegen.ending.detokenize import added, own_text, spell
 from pipegen.ending.stop_scan import Cut, cut
 from pipegen.ending.stop_state import UNRESOLVED, TextFold, TokenFold, not_ended, plan_of
@@ -84,6 +85,7 @@ def decode(engine: TokenEngine) -> Pipe[Raw, Decoded]:
         keeps_text=True,
         follow=follow,
         takes=Raw,
+        gives=Decoded,
         rebind=lambda new: decode(new.engine(engine)),
     )
 
@@ -122,14 +124,15 @@ def stop(engine: TokenEngine) -> Pipe[Decoded, Decoded]:
     def stopped(decoded: Decoded, model: TokenModel) -> Slot[Decoded]:
         return stop_row(decoded, model.tokenizer, model.plugins)
 
-    return row_stage(
-        "stop",
-        on_model(engine, stopped),
-        keeps_text=True,
-        takes=Decoded,
-        cuts=True,
-        plugins=engine.plugins,
-        rebind=lambda new: stop(new.engine(engine)),
+    return pipe_of(
+        PluginStage(
+            name="stop",
+            row=on_model(engine, stopped),
+            takes=Decoded,
+            gives=Decoded,
+            plugins=engine.plugins,
+            rebind=lambda new: stop(new.engine(engine)),
+        )
     )
 
 

@@ -30,6 +30,7 @@ def fit(engine: TokenEngine) -> Pipe[Encoded, Encoded]:
         on_model(engine, _fitted),
         keeps_text=True,
         takes=Encoded,
+        gives=Encoded,
         rebind=lambda new: fit(new.engine(engine)),
     )
 

@@ -105,7 +105,11 @@ def resolve_scoring(engine: Any) -> Pipe[GenerationRequest, ResolvedRequest]:
         return resolved if error is None else lambda request: Failure(error)
 
     return batch_stage(
-        "resolve", prepare, owns=(engine,), rebind=lambda new: resolve_scoring(new.engine(engine))
+        "resolve",
+        prepare,
+        gives=ResolvedRequest,
+        owns=(engine,),
+        rebind=lambda new: resolve_scoring(new.engine(engine)),
     )
 
 
@@ -137,7 +141,12 @@ def join(engine: TokenEngine, empty_context: EmptyContext = "refuse") -> Pipe[Re
         )
 
     name = "join" if empty_context == "refuse" else f"join after {empty_context}"
-    return batch_stage(name, prepare, rebind=lambda new: join(new.engine(engine), empty_context))
+    return batch_stage(
+        name,
+        prepare,
+        gives=ScoreInput,
+        rebind=lambda new: join(new.engine(engine), empty_context),
+    )
 
 
 def join_row(

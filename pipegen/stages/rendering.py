@@ -223,6 +223,7 @@ def render(
         "render",
         prepare,
         takes=ResolvedRequest,
+        gives=Rendered,
         internal=write is None,
         rebind=lambda new: render(new.engine(engine), write),
     )

@@ -80,6 +80,7 @@ def resolve(engine: Engine) -> Pipe[GenerationRequest, ResolvedRequest]:
         "resolve",
         prepare,
         takes=GenerationRequest,
+        gives=ResolvedRequest,
         owns=(engine,),
         rebind=lambda new: resolve(new.engine(engine)),
     )

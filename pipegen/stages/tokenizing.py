@@ -90,6 +90,7 @@ def tokenize(engine: TokenEngine) -> Pipe[Rendered, Encoded]:
         "tokenize",
         prepare,
         takes=Rendered,
+        gives=Encoded,
         rebind=lambda new: tokenize(new.engine(engine)),
     )
 

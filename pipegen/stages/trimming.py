@@ -15,8 +15,9 @@ from pipegen.answer.split_thought import thinking_unfinished
 from pipegen.core.backend import require_backend
 from pipegen.core.errors import MalformedResponse, PluginFailed
 from pipegen.core.foreign_calls import call_tokenizer
-from pipegen.core.pipe import Pipe, pipe_of, row_stage
+from pipegen.core.pipe import Pipe, pipe_of
 from pipegen.core.slots import Slot
+from pipegen.core.steps import PluginStage
 from pipegen.ending.detokenize import spell
 from pipegen.ending.plugin_state import ask_plugin
 from pipegen.engines.model import TokenModel, on_model
@@ -94,16 +95,17 @@ def trim(engine: Engine, route: str | None = None) -> Pipe[Any, GenerationResult
         if takes_tokens(engine)
         else partial(engine.result, route=name)
     )
-    finishing = row_stage(
-        "trim",
-        finished,
+    finishing = PluginStage(
+        name="trim",
+        row=finished,
         keeps_text=not any(plugin.trim is not None for plugin in engine.plugins),
         takes=Decoded if takes_tokens(engine) else object,
+        gives=GenerationResult,
         routes=(name,),
         plugins=engine.plugins,
         rebind=lambda new: trim(new.engine(engine), new.route(name)),
     )
-    return finishing >> pipe_of(GATHER)
+    return pipe_of(finishing, GATHER)
 
 
 def _finished(route_name: str, decoded: Decoded, model: TokenModel) -> Slot[GenerationResult]:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -517,7 +518,7 @@ def test_an_engine_that_renders_by_itself_has_three_stages(stage: str) -> None:
     ],
 )
 def test_a_stage_says_what_it_takes_when_one_before_it_is_missing(removed: str, words: str) -> None:
-    pipe = pg.route(FakeEngine("a")).remove(removed)
+    pipe = pg.route(engine := FakeEngine("a")).remove(removed)
     for driver in (
         pg.run,
         lambda *given: list(pg.imap(*given)),
@@ -525,6 +526,27 @@ def test_a_stage_says_what_it_takes_when_one_before_it_is_missing(removed: str, 
     ):
         with pytest.raises(pg.ContractError, match=words):
             driver(pipe, [{"prompt": "Hi"}])
+    assert engine.calls == []
+
+
+def test_each_stage_gives_the_record_that_it_names_and_the_next_one_takes() -> None:
+    seen: list[tuple[str, type]] = []
+
+    def see(name: str) -> Any:
+        def note(value: object) -> object:
+            seen.append((name, type(value)))
+            return value
+
+        return pg.pure(f"after {name}", note)
+
+    route = watched = pg.route(FakeEngine("a"))
+    stages = [step for step in route.steps if step.name]
+    for stage in stages:
+        watched = watched.insert(see(stage.name), after=stage.name)
+    assert pg.run(watched, [{"prompt": "Hi"}])[0].map(lambda result: result.text) == Success("a")
+    assert seen == [(stage.name, stage.gives) for stage in stages]
+    for before, stage in itertools.pairwise(stages):
+        assert before.gives is stage.takes is not object
 
 
 def test_a_plugin_that_trims_is_refused_where_no_stage_trims() -> None:
