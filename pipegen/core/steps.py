@@ -222,13 +222,8 @@ class Program(NamedTuple):
 
 
 def program(steps: Steps) -> Program:
-    """The program of these steps. Raises `ContractError` where one never takes what the one before
-    it gives.
-    """
-    does = [step for step in steps if not isinstance(step, (Expand, Gather))]
-    for before, step in pairwise(does):
-        if not (issubclass(before.gives, step.takes) or issubclass(step.takes, before.gives)):
-            raise wrong_record(step, before, before.gives)
+    """The program of these steps. Raises `ContractError` as `check_order` does."""
+    check_order(steps)
     places: list[tuple[ProgramStep, bool, Follow | None]] = []
     known: tuple[bool, Follow | None] = True, None
     later = set[type[Step]]()
@@ -250,6 +245,18 @@ def program(steps: Steps) -> Program:
         known = known[0] and step.keeps_text, follow or known[1]
         later.add(type(step))
     return Program(*zip(*places, strict=True))
+
+
+def check_order(steps: Steps) -> None:
+    """Raise `ContractError` where a step, here or within a branch, never takes what the one before
+    it gives.
+    """
+    does = [step for step in steps if not isinstance(step, (Expand, Gather))]
+    for before, step in pairwise(does):
+        if not (issubclass(before.gives, step.takes) or issubclass(step.takes, before.gives)):
+            raise wrong_record(step, before, before.gives)
+    for way in [way for step in does if isinstance(step, Branch) for way in step.ways]:
+        check_order(way.steps)
 
 
 def wrong_record(step: Step, before: Step | None, kind: type) -> ContractError:

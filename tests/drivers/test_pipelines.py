@@ -529,6 +529,14 @@ def test_a_stage_says_what_it_takes_when_one_before_it_is_missing(removed: str, 
     assert engine.calls == []
 
 
+def test_a_route_that_may_never_be_reached_is_looked_at_too() -> None:
+    first = FakeEngine("a")
+    second = pg.route(FakeEngine("b", name="second")).remove("call")
+    with pytest.raises(pg.ContractError, match="'decode' takes Raw, and 'fit' before it gave"):
+        pg.run(pg.fallback(pg.route(first), second, when=pg.Timeout), [{"prompt": "Hi"}])
+    assert first.calls == []
+
+
 def test_each_stage_gives_the_record_that_it_names_and_the_next_one_takes() -> None:
     seen: list[tuple[str, type]] = []
 
