@@ -175,10 +175,11 @@ def test_a_wrong_record_is_named_with_the_stage_that_gave_it_beyond_what_puts_sa
     None
 ):
     engine = FakeEngine("a")
-    taken: Any = pg.route(engine) >> pg.stages.trim(engine)
-    with pytest.raises(pg.ContractError, match="and 'trim' before it gave GenerationResult"):
+    own = pg.route(engine).replace("trim", pg.pure("own", lambda decoded: decoded.text))
+    taken: Any = own >> pg.stages.trim(engine)
+    with pytest.raises(pg.ContractError, match="and 'own' before it gave str") as bug:
         pg.run(taken, [{"prompt": "a"}])
-    assert engine.calls == []
+    assert (note(bug.value).stage, note(bug.value).internal) == ("own", False)
 
 
 def test_within_a_fallback_the_slot_is_that_of_the_whole_batch() -> None:
