@@ -70,6 +70,7 @@ def growing(
     batches = RunningBatch(
         prompts.ids,
         prompts.lengths,
+        "past_key_values",
         {"past_key_values": cache, "position_ids": prompts.positions[:, -1:] + 1},
     )
     return first, lambda tokens: batches.step(model, tokens, compiled)

@@ -90,7 +90,7 @@ def watch(clock: Clock) -> None:
 
     for owner, function, name in (
         (batches.RunningBatch, "step", PREPARING),
-        (schedule, "read", PREPARING),
+        (schedule.Prefixes, "prefill", PREPARING),
         (batches.RunningBatch, "put", MOVING),
         (batches.RunningBatch, "keep", MOVING),
         (schedule.Sampler, "choose", CHOOSING),

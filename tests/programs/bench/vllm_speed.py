@@ -64,7 +64,7 @@ def sides(model: str) -> tuple[dict[str, Callable[[], Any]], Callable[[], None],
     engine: Any = route.engine
     arguments = engine_arguments(engine._checkpoint)
     llm: Any = vllm.LLM(**arguments)
-    engine._core._running = Running(llm.llm_engine, None)  # both use one engine
+    engine._core._running = Running(llm.llm_engine, engine._checkpoint.load)  # both use one engine
 
     messages = [
         [{"role": "user", "content": f"{QUESTIONS[number % 4]} ({number})"}]
