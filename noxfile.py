@@ -270,11 +270,26 @@ def core_only(session: nox.Session) -> None:
 
 @shared()
 def typing(session: nox.Session) -> None:
-    """Type-check pipegen, and code as users write it, with mypy and pyright, side by side."""
+    """Type-check pipegen, code as users write it, and benchmarks, with mypy and pyright, side by
+    side. Benchmarks replace what they measure and call peers without types, so less is asked of them.
+    """
     install(session, groups=("typing",))
+    bench = ROOT / "tests" / "programs" / "bench"
+    relaxed = ("--allow-untyped-calls", "--implicit-reexport", "--no-warn-unused-ignores")
+    path = os.pathsep.join((str(bench), str(ROOT / "tests" / "servers")))
+    cache = ROOT / ".mypy_cache" / "bench"  # beside that of the first run
     with ThreadPoolExecutor() as threads:
         checks = [
             threads.submit(run, session, "mypy"),
+            threads.submit(
+                run,
+                session,
+                "mypy",
+                *relaxed,
+                *("--cache-dir", str(cache)),
+                str(bench),
+                MYPYPATH=path,
+            ),
             threads.submit(run, session, "pyright", "--pythonpath", found(session, "python")),
         ]
     for check in checks:

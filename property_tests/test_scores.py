@@ -113,14 +113,18 @@ def test_the_log_probability_of_a_text_is_that_of_its_tokens_in_any_window(
 def test_each_continuation_is_scored_in_its_place_and_an_empty_context_refused(
     pairs: list[tuple[str, str]],
 ) -> None:
+    """White space at the end of a context is a part of the continuation, so that a context of
+    nothing else is empty.
+    """
     pipe = pg.scoring(pg.route(FakeEngine("")))
     rows: list[Any] = [{"prompt": before, "continuation": text} for before, text in pairs]
     slots = pg.run(pipe, rows)
     assert slots == pg.score(pg.route(FakeEngine("")), rows)
     for (before, text), slot in zip(pairs, slots, strict=True):
-        assert is_ok(slot) is bool(before)
-        if before:
-            assert len(slot.unwrap().token_ids) >= len(text)
+        context = before.rstrip()
+        assert is_ok(slot) is bool(context)
+        if context:
+            assert len(slot.unwrap().token_ids) == len(before) - len(context) + len(text)
             assert slot.unwrap().logprob == pytest.approx(
                 math.fsum(-1 - token_id / 1000 for token_id in slot.unwrap().token_ids)
             )

@@ -13,13 +13,18 @@ from typing import Any
 
 import pytest
 from support import profiles
-from support.profiles import pytest_collection_finish, pytest_runtest_logfinish
+from support.profiles import (
+    pytest_collection_finish,
+    pytest_runtest_call,
+    pytest_runtest_logfinish,
+)
 
 __all__ = [
     "collect_ignore",
     "pytest_collect_file",
     "pytest_collection_finish",
     "pytest_configure",
+    "pytest_runtest_call",
     "pytest_runtest_logfinish",
 ]
 

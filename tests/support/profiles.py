@@ -14,11 +14,18 @@ import gc
 import os
 import signal
 import sys
+from collections.abc import Generator
 
 import pytest
 from hypothesis import HealthCheck, settings
+from returns.primitives.exceptions import UnwrapFailedError
 
-__all__ = ["pytest_collection_finish", "pytest_configure", "pytest_runtest_logfinish"]
+__all__ = [
+    "pytest_collection_finish",
+    "pytest_configure",
+    "pytest_runtest_call",
+    "pytest_runtest_logfinish",
+]
 
 # No deadline: the machine may be busy, and a slow example is not a wrong one.
 ALWAYS = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -61,3 +68,15 @@ def pytest_collection_finish() -> None:
 
 def pytest_runtest_logfinish() -> None:
     Collector.leave_what_was_imported()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call() -> Generator[None]:
+    """The error of a row that was to have a result is a part of the message: else a summary does not
+    say why a test failed.
+    """
+    try:
+        return (yield)
+    except UnwrapFailedError as error:
+        error.args = (error.halted_container,)
+        raise

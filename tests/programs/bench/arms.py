@@ -14,7 +14,7 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import limits
@@ -255,7 +255,7 @@ ARMS: dict[str, Callable[[Work], tuple[Run, Counts]]] = {
 }
 
 
-def serve(arms: dict[str, Callable[[Work], tuple[Run, Counts]]]) -> None:
+def serve(arms: Mapping[str, Callable[[Work], tuple[Run, Counts]]]) -> None:
     """Make the arm that the command line names, and run it for each line on stdin."""
     name, path = sys.argv[1:]
     out = os.fdopen(os.dup(1), "w")  # peers print; the answers have a channel of their own

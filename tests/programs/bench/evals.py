@@ -88,7 +88,7 @@ def write_model(folder: Path, shape: str) -> None:
 
     torch.manual_seed(0)
     tokenizer = chatml_tokenizer()
-    more: dict[str, Any] = {
+    more: dict[str, Any] = dict(zip(_SIZES, SHAPES[shape], strict=True)) | {
         "max_position_embeddings": 2048,
         "tie_word_embeddings": True,
         "initializer_range": 0.05,
@@ -96,7 +96,6 @@ def write_model(folder: Path, shape: str) -> None:
     }
     LlamaForCausalLM(
         LlamaConfig(
-            **dict(zip(_SIZES, SHAPES[shape], strict=True)),
             **more,
             bos_token_id=None,
             pad_token_id=None,

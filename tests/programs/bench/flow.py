@@ -257,7 +257,7 @@ def server() -> Rows:
     thread.start()
     listening.wait()
     port = started[0].sockets[0].getsockname()[1]
-    requests = [
+    requests: list[Any] = [
         {"prompt_token_ids": [20 + number % 20, 21, 22], "options": {"max_new_tokens": 32}}
         for number in range(3000)
     ]
@@ -278,7 +278,7 @@ def server() -> Rows:
     thread.join()
     if not all(map(pg.is_ok, slots)):
         raise AssertionError("a request to the server failed")
-    figures = {"ours": f"{seconds:.3g} s", "theirs": f"{ideal:.3g} s"}
+    figures: dict[str, Any] = {"ours": f"{seconds:.3g} s", "theirs": f"{ideal:.3g} s"}
     work = "3,000 requests to a server, 5% of them twenty times slower, 128 in flight: imap"
     return [
         row(
@@ -568,7 +568,10 @@ def memory() -> Rows:
         )
 
     large, small = most(20_000), most(2_000)
-    figures = {"ours": f"{large / 1024:.0f} MiB", "theirs": f"{small / 1024:.0f} MiB"}
+    figures: dict[str, Any] = {
+        "ours": f"{large / 1024:.0f} MiB",
+        "theirs": f"{small / 1024:.0f} MiB",
+    }
     return [
         row(
             "20,000 requests through imap: most memory",

@@ -39,7 +39,7 @@ def force(model: Any, eos: Sequence[int], banned: Sequence[int], *, counted_down
 
     @functools.wraps(inner)
     def forward(*args: Any, **kwargs: Any) -> Any:
-        ids = kwargs.get("input_ids", args[0] if args else None)
+        ids: Any = kwargs.get("input_ids", args[0] if args else None)
         counts.calls += 1
         counts.tokens += ids.numel()
         counts.row_steps += ids.shape[0] if ids.shape[1] == 1 else 0
@@ -98,7 +98,7 @@ def closing(tokenizer: Any, text: str, length: int) -> str | None:
     before = tokenizer(text, add_special_tokens=False).input_ids
     special = set(tokenizer.all_special_ids) | set(tokenizer.get_added_vocab().values())
     for token in range(length, len(tokenizer), PERIOD):
-        more = text + tokenizer.decode([token])
+        more: str = text + tokenizer.decode([token])
         if (
             token not in special
             and "\ufffd" not in more

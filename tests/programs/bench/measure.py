@@ -61,7 +61,7 @@ def interleave(
     wall: dict[str, list[float]] = {name: [] for name in works}
     cpu: dict[str, list[float]] = {name: [] for name in works}
     for repeat in range(warm + repeats):
-        for name in works if repeat % 2 else reversed(works):
+        for name in works if repeat % 2 else reversed(list(works)):
             begun = time.perf_counter(), time.process_time()
             works[name]()
             if repeat >= warm:
@@ -83,7 +83,7 @@ def fresh_processes(
     seconds: dict[str, list[float]] = {name: [] for name in commands}
     most: dict[str, float] = {}
     for repeat in range(2 + rounds):
-        for name in commands if repeat % 2 else reversed(commands):
+        for name in commands if repeat % 2 else reversed(list(commands)):
             used = subprocess.run(
                 [*launch, *commands[name]],
                 check=True,

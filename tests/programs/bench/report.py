@@ -15,7 +15,7 @@ from measure import RESULTS, ROOT
 
 DOCS = ROOT / "docs"
 PAGES = DOCS / "contributing"
-ORDER = (
+ORDER: tuple[str, ...] = (
     "text-equal",
     "text-skewed",
     "text-real",
@@ -37,7 +37,7 @@ ORDER += (
     "adapters",
     "servers",
 )
-GROUPS = (
+GROUPS: tuple[str, ...] = (
     "Hugging Face, text",
     "Hugging Face, images",
     "Stop strings",
@@ -84,8 +84,8 @@ def without_paths(note: str) -> str:
 
 def distance(row: dict[str, Any]) -> float:
     """How far a row is from its target: 1 where it is met exactly, less where it is missed."""
-    bound = float(row["target"].split()[-1])
-    return bound / row["ratio"] if row["target"].startswith("at most") else row["ratio"] / bound
+    bound, ratio = float(row["target"].split()[-1]), float(row["ratio"])
+    return bound / ratio if row["target"].startswith("at most") else ratio / bound
 
 
 def table(rows: list[dict[str, Any]]) -> str:

@@ -31,7 +31,7 @@ from typing import Any
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE.parents[1]), str(HERE.parents[1] / "servers")]
 
-from launch import BY_IDS, server  # noqa: E402
+from launch import BY_IDS, server  # type: ignore[attr-defined]  # noqa: E402
 from support.models import write_model  # noqa: E402
 from support.talks import Talk, broken_prefixes, greedy, held  # noqa: E402
 
@@ -128,7 +128,10 @@ def hold(engine: str, model: str, count: int, calls: bool) -> None:
                 done["turns"] += len(talk.results)
                 done["of ten turns"] += len(talk.results) == 10
                 done["with images"] += any(result.image_digests for result in talk.results)
-                done["with tools"] += bool(talk.results and talk.results[0].turn.request.tools)
+                done["with tools"] += any(
+                    result.turn is not None and result.turn.request.tools
+                    for result in talk.results[:1]
+                )
                 done["tokens sampled"] += sum(len(result.token_ids) for result in talk.results)
             done["turns that do not begin with those before"] += len(broken_prefixes(talks))
     unfinished.rename(file_of(model, engine))

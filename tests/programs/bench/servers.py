@@ -65,7 +65,7 @@ def table(said: dict[str, dict[int, list[dict[str, Any]]]]) -> list[dict[str, An
     entries = []
     for name, levels in said.items():
         for level, runs in levels.items():
-            figures = {
+            figures: dict[str, float] = {
                 what: round(statistics.median(run[what] for run in runs), 6)
                 for what in ("rate", "cpu", "p50", "p99")
                 if what in runs[0]

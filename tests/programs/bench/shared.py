@@ -55,7 +55,7 @@ def most_held() -> Iterator[list[int]]:
         most[0] = max(most[0], shared + caches.size_of(batch.cache))
         return step(batch, *args, **more)
 
-    RunningBatch.step = watched  # type: ignore[method-assign]
+    RunningBatch.step = watched  # type: ignore[method-assign,assignment]
     try:
         yield most
     finally:
@@ -96,8 +96,10 @@ def in_turn(
         for shared in (True, False):
             Way(route, warm, shared=shared)(counts=False)
         ways = Way(route, work, shared=True), Way(route, work, shared=False)
+        there: tuple[Callable[[], Any], ...] = (*ways, *peers)
+        back: tuple[Callable[[], Any], ...] = (*peers, *reversed(ways))
         for number in range(min(REPEATS, 3)):
-            for way in (*ways, *peers) if number % 2 else (*peers, *reversed(ways)):
+            for way in there if number % 2 else back:
                 way()
     return ways
 

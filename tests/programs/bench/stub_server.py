@@ -10,9 +10,10 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
+from typing import Any
 
 TOKENS = list(range(300, 332))
-_LOGPROBS = {
+_LOGPROBS: dict[str, Any] = {
     "content": [
         {
             "token": f"token_id:{token}",

@@ -246,7 +246,7 @@ def vllm() -> None:
         engine.step = step
         return lambda: count[0]
 
-    settings = {
+    settings: dict[str, Any] = {
         "dtype": "float32",
         "kv_cache_memory_bytes": 64 << 20,
         "max_num_seqs": 64,

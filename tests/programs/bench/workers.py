@@ -49,7 +49,7 @@ class Worker:
         python = python_of(environment)
         # as long as the process
         self.arm, self._log = arm, tempfile.TemporaryFile("w+")  # noqa: SIM115
-        environment = {
+        variables = {
             **os.environ,
             "PYTHONPATH": os.pathsep.join((str(ROOT), str(HERE.parent))),  # and `training`
             "TOKENIZERS_PARALLELISM": "false",
@@ -62,7 +62,7 @@ class Worker:
             stdout=subprocess.PIPE,
             stderr=self._log,
             text=True,
-            env=environment,
+            env=variables,
         )
 
     def _read(self) -> dict[str, Any]:
@@ -70,7 +70,10 @@ class Worker:
         if not line:
             self._log.seek(0)
             raise RuntimeError(f"{self.arm} died: " + " ".join(self._log.read()[-600:].split()))
-        answer: dict[str, Any] = json.loads(line)
+        try:
+            answer: dict[str, Any] = json.loads(line)
+        except ValueError as error:
+            raise RuntimeError(f"{self.arm} printed {line[:200]!r}") from error
         return answer
 
     def ready(self) -> None:
