@@ -334,9 +334,7 @@ class GenerationEngine(contextlib.AbstractContextManager["GenerationEngine"]):
         self, requests: Iterable[Request], options: Options | None = None
     ) -> Batch[GenerationResult]:
         """The same as `generate_text_batch`, for code that has images."""
-        return run(
-            self.route, requests, options, image_policy=self.image_policy, policy=self.policy
-        )
+        return self.generate_text_batch(requests, options)
 
     def __exit__(self, *error: object) -> None:
         self.route.__exit__(*error)

@@ -138,17 +138,17 @@ class RequestQueue(Generic[R]):
         )
 
 
-def beginning(asked: Encoded | ResolvedRequest | ScoreInput) -> tuple[Any, ...]:
+def beginning(engine_input: Encoded | ResolvedRequest | ScoreInput) -> tuple[Any, ...]:
     """By what rows are ordered so that those whose prompts begin alike are next to each other: an
     engine's prefix cache then serves most of them.
 
     It is the adapter's name and the prompt's ids, or the texts of the messages, with the images where they stand (of a
     prompt's ids: where the first one stands).
     """
-    if isinstance(asked, ScoreInput):
-        asked = asked.whole
-    if isinstance(asked, Encoded):
-        prompt, adapter = asked.prompt, asked.options.adapter or ""
+    if isinstance(engine_input, ScoreInput):
+        engine_input = engine_input.whole
+    if isinstance(engine_input, Encoded):
+        prompt, adapter = engine_input.prompt, engine_input.options.adapter or ""
         if not prompt.images:
             return (adapter, prompt.token_ids)
         pairs = zip(prompt.token_ids, prompt.compact_token_ids, strict=False)
@@ -162,7 +162,7 @@ def beginning(asked: Encoded | ResolvedRequest | ScoreInput) -> tuple[Any, ...]:
             tuple(image.digest for image in prompt.images),
             prompt.token_ids[place:],
         )
-    request = asked.request
+    request = engine_input.request
     parts: list[Any] = [] if request.prompt is None else [0, request.prompt]
     for message in request.messages or ():
         content = message.content or ()

@@ -177,14 +177,14 @@ def price_of(text: str | None) -> tuple[float, float] | None:
 
 def run_estimate(
     source: str | None,
-    asked: RunSettings,
+    run_settings: RunSettings,
     price: tuple[float, float] | None,
     speed: float | None,
     *,
     as_json: bool,
 ) -> int:
     """Print the estimate. The exit code: 0 if every request has a prompt that fits, else 1."""
-    if source is None and asked.question.prompt is None:
+    if source is None and run_settings.question.prompt is None:
         refuse(
             "say what would be asked: IN, a file or a folder, or --prompt with one question", "IN"
         )
@@ -193,9 +193,13 @@ def run_estimate(
     estimate = Estimate()
     with contextlib.ExitStack() as stack:
         opened = open_source(
-            source, asked.question._replace(overwrite=True), asked.images, asked.columns, stack
+            source,
+            run_settings.question._replace(overwrite=True),
+            run_settings.images,
+            run_settings.columns,
+            stack,
         )
-        route = stack.enter_context(attached(open_route(asked.load), asked.plugins))
+        route = stack.enter_context(attached(open_route(run_settings.load), run_settings.plugins))
         try:
             while batch := list(islice(opened.items, _TOGETHER)):
                 if "token_ids" not in route.engine.capabilities.honours:
@@ -204,7 +208,7 @@ def run_estimate(
                         " take --backend hf, or a token server, with the same model",
                         "--backend",
                     )
-                requests = asked.admission.batch([item.slot for item in batch])
+                requests = run_settings.admission.batch([item.slot for item in batch])
                 first = [
                     slot.map(
                         lambda first_request: (

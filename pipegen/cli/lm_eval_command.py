@@ -12,7 +12,7 @@ from pipegen.cli.usage import refuse
 from pipegen.core.distribution import MissingExtra, need
 
 
-def arguments(given: Sequence[str]) -> list[str]:
+def arguments(flags: Sequence[str]) -> list[str]:
     """lm-eval's arguments: of a run, with `--model pipegen` and `--batch_size auto` where neither
     they nor a `--config` say another.
 
@@ -21,10 +21,10 @@ def arguments(given: Sequence[str]) -> list[str]:
     >>> arguments(["ls", "tasks"])
     ['ls', 'tasks']
     """
-    command = given[0] if given and not given[0].startswith("-") else "run"
-    if command != "run" or {"-h", "--help"} & {*given}:
-        return [*given]
-    command_line = [*given] if given and given[0] == "run" else ["run", *given]
+    command = flags[0] if flags and not flags[0].startswith("-") else "run"
+    if command != "run" or {"-h", "--help"} & {*flags}:
+        return [*flags]
+    command_line = [*flags] if flags and flags[0] == "run" else ["run", *flags]
     for names, value in ((("--model", "-M"), "pipegen"), (("--batch_size", "-b"), "auto")):
         if not any(argument in ("--config", "-C") for argument in command_line) and not any(
             argument in names or argument.partition("=")[0] in names for argument in command_line
@@ -33,7 +33,7 @@ def arguments(given: Sequence[str]) -> list[str]:
     return command_line
 
 
-def run_lm_eval(given: Sequence[str]) -> None:
+def run_lm_eval(flags: Sequence[str]) -> None:
     """Run it; it ends the program where lm-eval does. Where lm-eval is not installed, the message
     says how to install it.
     """
@@ -45,7 +45,7 @@ def run_lm_eval(given: Sequence[str]) -> None:
 
     import pipegen.evals.lm_eval  # noqa: F401 - it registers the model
 
-    program_arguments, sys.argv = sys.argv, ["lm-eval", *arguments(given)]
+    program_arguments, sys.argv = sys.argv, ["lm-eval", *arguments(flags)]
     try:
         cli_evaluate()
     finally:

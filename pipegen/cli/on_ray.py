@@ -163,9 +163,9 @@ def ray_slots(
         how: dict[str, Any] = {"again": retry, "known": key_map, "as_written": True}
         return rows_of(opened(), finished, Keys(run.settings), request_settings.admission, **how)
 
-    def refused(row: JobRow[Origin]) -> JobRow[Origin]:
-        why = None if files.overwrite else sidecar_exists(row.name.sidecar)
-        missing = row.missing
+    def refused(job_row: JobRow[Origin]) -> JobRow[Origin]:
+        why = None if files.overwrite else sidecar_exists(job_row.name.sidecar)
+        missing = job_row.missing
         return missing if why is None else missing._replace(key=None, request=Failure(why))
 
     with contextlib.closing(run):

@@ -188,7 +188,7 @@ def columns_of(flags: InputFlags) -> Columns:
 
 def open_source(
     source: str | None,
-    asked: Question,
+    question: Question,
     images: ImagePolicy,
     columns: Columns,
     stack: contextlib.ExitStack,
@@ -202,9 +202,9 @@ def open_source(
     with reading(source, flag):
         stamp = None if source is None or not os.path.isfile(source) else stamp_of(source)
         row_count = None if stamp is None or folder is None else rows_in(folder, stamp)
-        opened = _opened(source, asked, images, columns, stack, row_count)
+        opened = _opened(source, question, images, columns, stack, row_count)
         opened = opened._replace(stamp=stamp or "")
-    return opened._replace(items=with_system(opened.items, asked.system))
+    return opened._replace(items=with_system(opened.items, question.system))
 
 
 def stamp_of(path: str | os.PathLike[str]) -> str:

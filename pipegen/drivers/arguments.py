@@ -164,10 +164,10 @@ class Admission(NamedTuple):
             lambda raised: unreadable("request", raised),
         )
 
-    def loaded(self, asked: Slot[GenerationRequest]) -> Slot[GenerationRequest]:
+    def loaded(self, request_slot: Slot[GenerationRequest]) -> Slot[GenerationRequest]:
         """The request with its images read."""
         return guard_result(
-            lambda: asked.bind(lambda request: load_sources(request, self.images)),
+            lambda: request_slot.bind(lambda request: load_sources(request, self.images)),
             lambda raised: unreadable("request: its images", raised),
         )
 

@@ -110,9 +110,9 @@ class OutputOrder(Generic[K]):
     """Those to be given out: all, or where they are not ordered those that have ended."""
     _taken: int = 0
 
-    def take(self, key: K, given: Slot[GenerationRequest]) -> TakenRequest[K]:
+    def take(self, key: K, request_slot: Slot[GenerationRequest]) -> TakenRequest[K]:
         """A request is taken, and has a number."""
-        request = TakenRequest(key, given, self._taken)
+        request = TakenRequest(key, request_slot, self._taken)
         self._taken += 1
         if self.ordered:
             self._requests.append(request)

@@ -95,10 +95,10 @@ class Telemetry:
             self._about[id(engine)] = engine, _about(engine)
         return self._about[id(engine)][1]
 
-    def begins(self, given: Slot[GenerationRequest]) -> Seen:
+    def begins(self, request_slot: Slot[GenerationRequest]) -> Seen:
         """A request is taken."""
         engine, about = self._first, self.about(self._first)
-        operation = _operation(given, engine)
+        operation = _operation(request_slot, engine)
         span = None
         if self._tracer is not None and self._trace is not None:
             kind = self._trace.SpanKind
@@ -108,7 +108,7 @@ class Telemetry:
                 kind=kind.CLIENT if "server.address" in about else kind.INTERNAL,
                 attributes={"gen_ai.operation.name": operation, **about},
             )
-        return Seen(given, span, operation, engine, time.perf_counter())
+        return Seen(request_slot, span, operation, engine, time.perf_counter())
 
     def sees(self, seen: Seen, engine: Any, event: Event) -> None:
         """An engine reports something of a request."""
@@ -332,8 +332,8 @@ def _about(engine: Any) -> dict[str, Any]:
     return values
 
 
-def _operation(given: Slot[GenerationRequest], engine: Any) -> str:
-    request = given.value_or(None)
+def _operation(request_slot: Slot[GenerationRequest], engine: Any) -> str:
+    request = request_slot.value_or(None)
     if isinstance(request, ScoringRequest):
         return "score"
     plain = request is not None and not request.messages and not is_text_engine(engine)

@@ -114,24 +114,24 @@ _JSON = [*(field.key for field in _COLUMNS if _is_json(field.hint)), "transcript
 """The columns that hold JSON."""
 
 
-def _from_row(answer: Sequence[str], row: Mapping[str, Any]) -> dict[str, Any]:
+def _from_row(answer: Sequence[str], line: Mapping[str, Any]) -> dict[str, Any]:
     line_fields: dict[str, Any] = {
-        "id": plain_id(row.get("id")),
-        "ok": bool(row.get("ok")),
-        "row": {name: value for name, value in row.items() if name not in answer},
+        "id": plain_id(line.get("id")),
+        "ok": bool(line.get("ok")),
+        "row": {name: value for name, value in line.items() if name not in answer},
     }
     if not line_fields["ok"]:
-        error = dict(row.get("error") or {})
+        error = dict(line.get("error") or {})
         return {**line_fields, "error": {**error, "type": error.get("type") or "InternalError"}}
-    values = {name: row[name] for name in _AS_THEY_ARE if row.get(name) is not None}
-    values |= {name: strict_json.load(row[name]) for name in _JSON if row.get(name)}
-    usage = row.get("usage") or {}
+    values = {name: line[name] for name in _AS_THEY_ARE if line.get(name) is not None}
+    values |= {name: strict_json.load(line[name]) for name in _JSON if line.get(name)}
+    usage = line.get("usage") or {}
     line_fields |= {
-        "finish": row.get("finish"),
+        "finish": line.get("finish"),
         "prompt_tokens": usage.get("prompt_tokens") or 0,
         "completion_tokens": usage.get("completion_tokens") or 0,
     }
-    options = strict_json.load(row["options"]) if row.get("options") else {}
+    options = strict_json.load(line["options"]) if line.get("options") else {}
     samples, rounds = (
         [
             {
@@ -140,14 +140,14 @@ def _from_row(answer: Sequence[str], row: Mapping[str, Any]) -> dict[str, Any]:
                 "finish": entry["finish"],
                 "options": {},  # each has its own, such as its seed, and no column has them
             }
-            for entry in row.get(name) or ()
+            for entry in line.get(name) or ()
             if entry["text"] is not None
         ]
         for name in ("samples", "rounds")
     )
     failed = [
         {"sample": number, "error": {"type": "InternalError", "message": entry["finish"]}}
-        for number, entry in enumerate(row.get("samples") or ())
+        for number, entry in enumerate(line.get("samples") or ())
         if entry["text"] is None
     ]
     return {

@@ -187,8 +187,8 @@ def _written_to(table: AnswerTable, stream: BinaryIO) -> Iterator[Write]:
                 f"a value cannot be written: {str(refusal).splitlines()[0]:.200}"
             ) from None
 
-    def write(row: TableRow, name: LineId, slot: Slot[GenerationResult]) -> None:
-        if table.add(row, name, slot):
+    def write(table_row: TableRow, name: LineId, slot: Slot[GenerationResult]) -> None:
+        if table.add(table_row, name, slot):
             write_rows()
 
     try:
@@ -307,19 +307,19 @@ class AnswerTable(TableOut):
             return None
         return {b"huggingface": json.dumps({"info": {"features": features}}).encode()}
 
-    def add(self, row: TableRow, name: LineId, slot: Slot[Any]) -> bool:
+    def add(self, table_row: TableRow, name: LineId, slot: Slot[Any]) -> bool:
         """Keep a row; whether there are enough to be written."""
         values, size = self._answer(slot)
         if self.columns.drops_answer:
-            values = (*values, self.columns.references(row.values))
-        self.rows.append(row)
+            values = (*values, self.columns.references(table_row.values))
+        self.rows.append(table_row)
         self.ids.append(name)
         self.answers.append(values)
-        if row.block is not None:
-            self.bytes += row.block.bytes_a_row
+        if table_row.block is not None:
+            self.bytes += table_row.block.bytes_a_row
         else:
             self.bytes += sum(
-                len(value) for value in row.values.values() if isinstance(value, (str, bytes))
+                len(value) for value in table_row.values.values() if isinstance(value, (str, bytes))
             )
         self.bytes += size
         return len(self.rows) >= GROUP_ROWS or self.bytes >= GROUP_BYTES
@@ -548,11 +548,11 @@ def csv_out(
             else readable(value)
         )
 
-    def write(row: TableRow, name: LineId, slot: Slot[GenerationResult]) -> None:
-        cells = [cell(column, row.values.get(column)) for column in table.names]
-        if table.own_id and row.values.get("id") is None:
+    def write(table_row: TableRow, name: LineId, slot: Slot[GenerationResult]) -> None:
+        cells = [cell(column, table_row.values.get(column)) for column in table.names]
+        if table.own_id and table_row.values.get("id") is None:
             cells[list(table.names).index("id")] = name
-        references = [cell("", columns.references(row.values)) for _ in dropped]
+        references = [cell("", columns.references(table_row.values)) for _ in dropped]
         lines.writerow([*(() if table.own_id else (name,)), *cells, *flat_cells(slot), *references])
 
     try:

@@ -87,35 +87,35 @@ def _digest(parts: Sequence[str]) -> str:
     return blake2b("\0".join(parts).encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
 
 
-def _parts(value: Any, seen: set[int]) -> Iterator[str]:
+def _parts(value: Any, visited: set[int]) -> Iterator[str]:
     """What is compared of a function, and of what it closes over. Pipegen's own code is left out."""
-    if id(value) in seen:
+    if id(value) in visited:
         return
     if isinstance(value, functools.partial):
         inside = (*value.args, *value.keywords.values())
         if _is_own(value.func):
             inside = tuple(inner for inner in inside if _may_be_theirs(inner))
         for inner in (value.func, *inside, *([] if _is_own(value.func) else value.keywords)):
-            yield from _parts(inner, seen)
+            yield from _parts(inner, visited)
     elif isinstance(value, MethodType):
-        yield from _parts(value.__func__, seen)
-        yield from _of_object(value.__self__, seen)
+        yield from _parts(value.__func__, visited)
+        yield from _of_object(value.__self__, visited)
     elif isinstance(value, FunctionType):
-        seen.add(id(value))
-        yield from _of_function(value, seen)
+        visited.add(id(value))
+        yield from _of_function(value, visited)
     elif isinstance(value, (*_PLAIN, list, tuple, dict, set, frozenset)):
-        yield from _plain(value, seen)
+        yield from _plain(value, visited)
     elif isinstance(value, type):
         if value.__module__.partition(".")[0] not in ("builtins", "pipegen", "returns"):
             yield value.__qualname__
     elif callable(value) and not _is_own(type(value)) and not isinstance(value, Pipe):
-        seen.add(id(value))
+        visited.add(id(value))
         wrapped = getattr(value, "__wrapped__", None)
         if wrapped is not None:
-            yield from _parts(wrapped, seen)
+            yield from _parts(wrapped, visited)
         call = inspect.getattr_static(type(value), "__call__", None)
         if isinstance(call, FunctionType):
-            yield from _parts(call, seen)
+            yield from _parts(call, visited)
             yield from _attributes(value)
 
 
@@ -123,16 +123,16 @@ def _is_own(value: Any) -> bool:
     return str(getattr(value, "__module__", "")).startswith(_OWN)
 
 
-def _of_object(value: Any, seen: set[int]) -> Iterator[str]:
+def _of_object(value: Any, visited: set[int]) -> Iterator[str]:
     """The plain attributes of an object whose method is a stage, and its other methods."""
     if _is_own(type(value)) or isinstance(value, type):
         return
-    seen.add(id(value))
+    visited.add(id(value))
     yield from _attributes(value)
     for name, inner in sorted(vars(type(value)).items()):
         if isinstance(inner, FunctionType):
             yield name
-            yield from _parts(inner, seen)
+            yield from _parts(inner, visited)
 
 
 def _attributes(value: Any) -> Iterator[str]:
@@ -141,25 +141,25 @@ def _attributes(value: Any) -> Iterator[str]:
             yield f"{name}={inner!r}"
 
 
-def _of_function(function: FunctionType, seen: set[int]) -> Iterator[str]:
+def _of_function(function: FunctionType, visited: set[int]) -> Iterator[str]:
     cells = [_content(cell) for cell in function.__closure__ or ()]
     if _is_own(function):
         # of what pipegen wraps, only functions are the user's
         for inner in filter(_may_be_theirs, cells):
-            yield from _parts(inner, seen)
+            yield from _parts(inner, visited)
         return
     yield from _of_code(function.__code__, function.__doc__)
     for inner in (*cells, *(function.__defaults__ or ())):
-        yield from _parts(inner, seen)
+        yield from _parts(inner, visited)
     for name, inner in sorted((function.__kwdefaults__ or {}).items()):
         yield name
-        yield from _parts(inner, seen)
+        yield from _parts(inner, visited)
     for name in _names(function.__code__):
         inner = function.__globals__.get(name)
         is_near = isinstance(inner, FunctionType) and inner.__module__ == function.__module__
         if is_near or (name in function.__globals__ and isinstance(inner, (*_PLAIN, tuple))):
             yield name
-            yield from _parts(inner, seen)
+            yield from _parts(inner, visited)
 
 
 def _may_be_theirs(value: Any) -> bool:
@@ -190,19 +190,19 @@ def _names(code: CodeType) -> list[str]:
     return sorted({*code.co_names, *(name for one in inner for name in _names(one))})
 
 
-def _plain(value: Any, seen: set[int]) -> Iterator[str]:
+def _plain(value: Any, visited: set[int]) -> Iterator[str]:
     """A plain value or a collection. Functions in it count by their code."""
     if isinstance(value, (set, frozenset, list, tuple, dict)):
         yield f"{type(value).__name__} {len(value)}"
-        if len(value) > _MOST or id(value) in seen:
+        if len(value) > _MOST or id(value) in visited:
             return
-        seen.add(id(value))
+        visited.add(id(value))
         if isinstance(value, (set, frozenset)):
             yield from sorted(repr(inner) for inner in value if isinstance(inner, _PLAIN))
             return
         for inner in (
             (part for pair in value.items() for part in pair) if isinstance(value, dict) else value
         ):
-            yield from _parts(inner, seen)
+            yield from _parts(inner, visited)
     elif isinstance(value, _PLAIN):
         yield repr(value)

@@ -261,12 +261,12 @@ def _differences(
         yield from _unlike(words, first, second)
 
 
-def _unlike(words: str, first: Settings, second: Settings) -> Iterator[tuple[str, str, str]]:
+def _unlike(words: str, before: Settings, after: Settings) -> Iterator[tuple[str, str, str]]:
     """What differs of two mappings, whose names these words precede; in mappings within them, by
     the names there.
     """
-    for name in {**first, **second}:
-        was, new = first.get(name, _UNSET), second.get(name, _UNSET)
+    for name in {**before, **after}:
+        was, new = before.get(name, _UNSET), after.get(name, _UNSET)
         inner = [{} if value is _UNSET else value for value in (was, new)]
         if all(isinstance(value, Mapping) for value in inner) and any(inner):
             yield from _unlike(f"{words}{name}.", *inner)

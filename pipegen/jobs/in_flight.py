@@ -207,16 +207,16 @@ class SuspectQueue(Generic[T]):
     def __len__(self) -> int:
         return len(self._rest) + len(self._some) + len(self._alone)
 
-    def add(self, key: str | None, row: T, *, alone: bool = False) -> None:
+    def add(self, key: str | None, item: T, *, alone: bool = False) -> None:
         """A row that is to be asked, and alone where that is said."""
         deaths, blamed = (0, 0) if key is None else (self._deaths[key], self._blamed[key])
         if blamed:
-            self._alone.append(row)
+            self._alone.append(item)
         elif alone or deaths > 1:
             # a row that is not to blame clears itself before one that may be
-            self._alone.appendleft(row)
+            self._alone.appendleft(item)
         else:
-            (self._some if deaths else self._rest).append(row)
+            (self._some if deaths else self._rest).append(item)
 
     def next(self) -> T | None:
         """The row whose turn it is, which is in flight from now on; none where there is none, or

@@ -134,9 +134,11 @@ def rows_of(
     ) -> Iterator[tuple[Slot[GenerationRequest], Slot[GenerationRequest]]]:
         return zip(slots, admission.batch(slots), strict=True)
 
-    def note(digest: bytes | None, request: GenerationRequest, first: bytes) -> None:
+    def note(digest: bytes | None, request: GenerationRequest, first_key: bytes) -> None:
         if known is not None and digest is not None and not request.sources:
-            known.keep(entry_of(digest, first, *numbers_of([Success(request)], admission.images)))
+            known.keep(
+                entry_of(digest, first_key, *numbers_of([Success(request)], admission.images))
+            )
 
     source, count = map(pair, requests), 0
     for chunk in _chunks(source):
@@ -272,7 +274,7 @@ def _unfinished(
 
 def read_row(
     name: K,
-    given: Slot[GenerationRequest],
+    request_slot: Slot[GenerationRequest],
     ready: GenerationRequest,
     key: str,
     finished: Finished,
@@ -297,7 +299,7 @@ def read_row(
         anew = error is not None and is_retried and not (error.retryable or _not_its_own(error))
         alone = error is not None and killed(error)
         kept = None if slot is None or is_retried else partial(_given, slot)
-    return JobRow(name, request, key, kept, anew, alone, given.unwrap().options)
+    return JobRow(name, request, key, kept, anew, alone, request_slot.unwrap().options)
 
 
 def _chunks(source: Iterator[T]) -> Iterator[list[T]]:
@@ -374,7 +376,7 @@ def _finished(
         if "token_logprobs" in values_with_id:
             return from_plain(values_with_id, Scored)
         slot = from_plain(values_with_id)
-        return slot.map(partial(with_turn, request=request, held=turn)) if request else slot
+        return slot.map(partial(with_turn, request=request, fields=turn)) if request else slot
 
     parsed: Result[Slot[Any], Exception] = attempt(slot_of)
     if not is_ok(parsed):  # another version of pipegen wrote it

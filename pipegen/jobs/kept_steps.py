@@ -43,8 +43,8 @@ _NONE: Settings = immutabledict()
 class TakenRow(Generic[K]):
     """A row that was taken and not given out, and its slot once there is one."""
 
-    def __init__(self, row: JobRow[K]) -> None:
-        self.row = row
+    def __init__(self, job_row: JobRow[K]) -> None:
+        self.row = job_row
         self.slot: Slot[Any] | None = None
         """Set once the row has ended in this run."""
 
@@ -144,7 +144,7 @@ def answer_to_plain(answer: Any) -> dict[str, Any] | None:
     return None
 
 
-def answer_from(values: Mapping[str, Any], asked: Any) -> Any:
+def answer_from(values: Mapping[str, Any], engine_input: Any) -> Any:
     """The answer that `answer_to_plain` was given, to this row. Raises `KeyError`, `TypeError` or
     `ValueError` for other data.
 
@@ -163,8 +163,8 @@ def answer_from(values: Mapping[str, Any], asked: Any) -> Any:
     fields = dict(values)
     kind, name = _KINDS[fields.pop("answer")]
     ending = fields.pop("ending", None)
-    answer = decode(fields, kind, **{name: asked})
+    answer = decode(fields, kind, **{name: engine_input})
     if ending is None:
         return answer
-    of_ending = {"token_ids": answer.token_ids, "options": asked.options}
+    of_ending = {"token_ids": answer.token_ids, "options": engine_input.options}
     return unchecked_replace(answer, ending=decode(ending, Ending, **of_ending))

@@ -212,9 +212,9 @@ class Turns(Generic[K]):
         self._journal.append(key, to_plain(turn.slot))
 
 
-def _bytes_of(row: JobRow[Any]) -> int:
+def _bytes_of(job_row: JobRow[Any]) -> int:
     """The bytes of a row's images."""
-    if row.unread is not None:
+    if job_row.unread is not None:
         return 0
-    sources = row.request.map(lambda request: request.sources).value_or(())
+    sources = job_row.request.map(lambda request: request.sources).value_or(())
     return sum(len(piece) for source in sources for piece in source.contents)

@@ -48,8 +48,8 @@ answered a row, and where none had: it is the engine then that does not work.
 class _HandedRow(TakenRow[None]):
     """A row that was handed over and has not ended."""
 
-    def __init__(self, row: JobRow[None]) -> None:
-        super().__init__(row)
+    def __init__(self, job_row: JobRow[None]) -> None:
+        super().__init__(job_row)
         self.future = Future[Slot[Any]]()
         # who waits for it may give up; it ends nevertheless
         self.future.set_running_or_notify_cancel()
@@ -179,15 +179,15 @@ class Replica:
             if file is not None:
                 file.close()
 
-    def _known(self, journal: Journal, row: JobRow[None], key: str) -> Slot[Any] | None:
+    def _known(self, journal: Journal, job_row: JobRow[None], key: str) -> Slot[Any] | None:
         """The slot of a row that is not to be asked: it is in the journal, or has killed its
         process too often.
         """
-        slot = None if row.kept is None else row.kept()
+        slot = None if job_row.kept is None else job_row.kept()
         died = (
             None
             if slot is not None or self._noted is None
-            else self._noted.given_up(key, row.request.unwrap().id, self._route.name)
+            else self._noted.given_up(key, job_row.request.unwrap().id, self._route.name)
         )
         if died is None:
             return slot
@@ -229,7 +229,7 @@ class Replica:
             self._noted.begin(key)
         return row, row.row.request
 
-    def _finished(self, row: _HandedRow, slot: Slot[Any]) -> None:
+    def _finished(self, handed_row: _HandedRow, slot: Slot[Any]) -> None:
         """Keep the slot of a row that has ended, and hand it to who waits. Raises `CallFailed`
         where the engine has died.
         """
@@ -244,13 +244,13 @@ class Replica:
             self._worked = True
             if self._noted is not None:
                 self._noted.worked()
-        key = row.row.key
+        key = handed_row.row.key
         if key is not None and self._journal is not None and self._noted is not None:
-            slot = keep_row(self._journal, key, slot, row.row.request)
+            slot = keep_row(self._journal, key, slot, handed_row.row.request)
             self._noted.end(key)
         with self._lock:
             self._waiting.ended()
-            self._rows.discard(row)
+            self._rows.discard(handed_row)
             if key is not None:
                 self._keys.pop(key, None)
-        row.future.set_result(slot)
+        handed_row.future.set_result(slot)

@@ -161,9 +161,9 @@ class Keys:
         """The key of the first of such requests, as 16 bytes."""
         return bytes.fromhex(self.later(request, 0))
 
-    def count(self, first: bytes) -> int:
+    def count(self, first_key: bytes) -> int:
         """How many such requests came before, by the key of the first of them."""
-        return self._counts.next(int.from_bytes(first[:8], "big"))
+        return self._counts.next(int.from_bytes(first_key[:8], "big"))
 
     def later(self, request: GenerationRequest, times: int) -> str:
         """The key of a request before which so many equal ones came."""
@@ -213,30 +213,30 @@ def _contents(request: GenerationRequest) -> Iterator[bytes]:
 
 
 def call_key(
-    row: str, number: Any, engine: str, asked: Any, settings: Settings = immutabledict()
+    row_key: str, number: Any, engine: str, engine_input: Any, settings: Settings = immutabledict()
 ) -> str:
     """The key of one input of a row's call: the row's key, the number of the call, what the
     engine's answers depend on, and what is asked of it in a run of these settings.
     """
     from hashlib import blake2b
 
-    digest = blake2b(json.dumps([row, number, engine]).encode(), digest_size=16)
-    if isinstance(asked, (Encoded, ResolvedRequest)):
+    digest = blake2b(json.dumps([row_key, number, engine]).encode(), digest_size=16)
+    if isinstance(engine_input, (Encoded, ResolvedRequest)):
         # which adapter they name is part of the row's key
-        digest.update(_options(asked.options, _reading(settings))[0])
-    if isinstance(asked, Encoded):
-        digest.update(array("Q", asked.prompt.token_ids).tobytes())
+        digest.update(_options(engine_input.options, _reading(settings))[0])
+    if isinstance(engine_input, Encoded):
+        digest.update(array("Q", engine_input.prompt.token_ids).tobytes())
         digest.update(
             json.dumps(
-                [[image.digest, image.width, image.height] for image in asked.prompt.images]
+                [[image.digest, image.width, image.height] for image in engine_input.prompt.images]
             ).encode()
         )
-    elif isinstance(asked, ResolvedRequest):
-        digest.update(content_of(asked.request))
-        for piece in _contents(asked.request):
+    elif isinstance(engine_input, ResolvedRequest):
+        digest.update(content_of(engine_input.request))
+        for piece in _contents(engine_input.request):
             digest.update(blake2b(piece, digest_size=16).digest())
-    elif isinstance(asked, GenerationResult):  # whose tools are called
-        digest.update(json.dumps(strict_json.plain(asked.tool_calls)).encode())
+    elif isinstance(engine_input, GenerationResult):  # whose tools are called
+        digest.update(json.dumps(strict_json.plain(engine_input.tool_calls)).encode())
     return digest.hexdigest()
 
 

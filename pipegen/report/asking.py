@@ -110,16 +110,19 @@ def answers_of(
 
 
 def ask(
-    routes: Routes, way: Way, asked: RequestSet, tell: Callable[[str], object] = lambda text: None
+    routes: Routes,
+    way: Way,
+    request_set: RequestSet,
+    tell: Callable[[str], object] = lambda text: None,
 ) -> list[Answer | Failed]:
     """The answers one way. What this way does not honour is left out where the other way was asked
     too.
     """
     route = routes.chat if way == "chat" or routes.by_ids is None else routes.by_ids
     tell(f"asking by {way}")
-    honoured = "logprobs" in route.engine.capabilities.honours and not asked.streamed
-    greedy = merge(asked.options, GenerationOptions(temperature=0.0))
-    slots = [*_run(route, asked, merge(greedy, GenerationOptions(logprobs=honoured or None)))]
+    honoured = "logprobs" in route.engine.capabilities.honours and not request_set.streamed
+    greedy = merge(request_set.options, GenerationOptions(temperature=0.0))
+    slots = [*_run(route, request_set, merge(greedy, GenerationOptions(logprobs=honoured or None)))]
     # perhaps its log probabilities alone cannot be read
     notes = {
         index: error.message
@@ -128,20 +131,24 @@ def ask(
         and isinstance(error := slot.swap().value_or(None), MalformedResponse)
         and "logprob" in error.message
     }
-    fewer = asked._replace(requests=[asked.requests[index] for index in notes])
+    fewer = request_set._replace(requests=[request_set.requests[index] for index in notes])
     for index, slot in zip([*notes], _run(route, fewer, greedy), strict=True):
         slots[index] = slot if is_ok(slot) else slots[index]
     rows = [slot.bind(functools.partial(_row, routes.reference)) for slot in slots]
     tell(f"scoring the answers by {way}")
     continued = [
         slot.bind(functools.partial(_continued, request))
-        for slot, request in zip(rows, asked.requests, strict=True)
+        for slot, request in zip(rows, request_set.requests, strict=True)
     ]
     scored = run(
-        rendered_by(routes) >> scoring(routes.reference), continued, image_policy=asked.image_policy
+        rendered_by(routes) >> scoring(routes.reference),
+        continued,
+        image_policy=request_set.image_policy,
     )
     out: list[Answer | Failed] = []
-    for index, (request, row, score) in enumerate(zip(asked.requests, rows, scored, strict=True)):
+    for index, (request, row, score) in enumerate(
+        zip(request_set.requests, rows, scored, strict=True)
+    ):
         name = request.map(lambda known: known.id).value_or(None) or "?"
         if is_ok(score):
             images = len(request.unwrap().sources)
@@ -160,8 +167,12 @@ def _has_messages(request: GenerationRequest) -> bool:
     return request.messages is not None
 
 
-def _continued(request: Slot[GenerationRequest], row: _AnsweredRow) -> Slot[GenerationRequest]:
-    return request.bind(lambda known: continued_by(of_prompt(known, known.options), row.ids))
+def _continued(
+    request: Slot[GenerationRequest], answered_row: _AnsweredRow
+) -> Slot[GenerationRequest]:
+    return request.bind(
+        lambda known: continued_by(of_prompt(known, known.options), answered_row.ids)
+    )
 
 
 def of_prompt(request: GenerationRequest, options: GenerationOptions | None) -> GenerationRequest:
@@ -174,13 +185,13 @@ def of_prompt(request: GenerationRequest, options: GenerationOptions | None) -> 
 
 
 def _run(
-    route: Route, asked: RequestSet, options: GenerationOptions | None
+    route: Route, request_set: RequestSet, options: GenerationOptions | None
 ) -> Sequence[Slot[GenerationResult]]:
-    if not asked.streamed:
-        return run(route, asked.requests, options, image_policy=asked.image_policy)
-    events = stream(route, asked.requests, options, image_policy=asked.image_policy)
+    if not request_set.streamed:
+        return run(route, request_set.requests, options, image_policy=request_set.image_policy)
+    events = stream(route, request_set.requests, options, image_policy=request_set.image_policy)
     done = {event.index: event.slot for event in events if isinstance(event, Done)}
-    return [done[index] for index in range(len(asked.requests))]
+    return [done[index] for index in range(len(request_set.requests))]
 
 
 _TAKEN = ("max_new_tokens", "chat", "preprocess")
@@ -290,15 +301,15 @@ def _judged(answer: Answer) -> Answer | Failed:
 def _answer(
     name: str,
     way: Way,
-    row: _AnsweredRow,
+    answered_row: _AnsweredRow,
     scored: Scored,
     routes: Routes,
     images: int,
     note: str | None,
 ) -> Answer:
-    result = row.result
+    result = answered_row.result
     by_ids = way == "ids"  # which are those that were sent
-    count = 0 if row.empty else len(row.ids)
+    count = 0 if answered_row.empty else len(answered_row.ids)
     limit = result.clipped_from or result.options.max_new_tokens or 0
     wrong: list[tuple[WrongKind, str]] = [] if by_ids else _wrong(result, routes)
     if note is not None:
@@ -309,7 +320,7 @@ def _answer(
         expected=scored.prompt_token_ids,
         prompt_token_ids=() if by_ids else result.prompt_token_ids,
         prompt_tokens=0 if by_ids else result.prompt_tokens,
-        token_ids=row.ids[:count],
+        token_ids=answered_row.ids[:count],
         logprobs=scored.token_logprobs[:count],
         likeliest=scored.likeliest[:count],
         server_logprobs=tuple([token.logprob for token in result.logprobs or ()]),
@@ -317,13 +328,13 @@ def _answer(
         ends=frozenset(routes.reference.engine.eos_token_ids),
         images=images,
         text=result.text,
-        by_text=row.by_text,
+        by_text=answered_row.by_text,
         finish=result.finish.value,
         count=result.completion_tokens,
         limit=limit,
         wrong=tuple(wrong),
     )
-    return _read_as_written(answer, routes.reference) if row.by_text else answer
+    return _read_as_written(answer, routes.reference) if answered_row.by_text else answer
 
 
 def _wrong(result: GenerationResult, routes: Routes) -> list[tuple[WrongKind, str]]:

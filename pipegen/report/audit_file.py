@@ -207,8 +207,10 @@ class _Audit(NamedTuple):
             for entry in asked
         ]
 
-    def _scored(self, asked: _RowToScore, scores: list[Slot[Scored]]) -> ScoredRow | RowVerdict:
-        (name, request, result), of_ids, rendered = asked.row, scores[0], scores[-1]
+    def _scored(
+        self, row_to_score: _RowToScore, scores: list[Slot[Scored]]
+    ) -> ScoredRow | RowVerdict:
+        (name, request, result), of_ids, rendered = row_to_score.row, scores[0], scores[-1]
         if not is_ok(of_ids):
             reason = f"the reference does not score it: {of_ids.failure().message}"
             return self._obeying(name, "not judged", reason, result)
@@ -221,29 +223,31 @@ class _Audit(NamedTuple):
             request,
             result,
             scored.prompt_token_ids,
-            asked.ids,
+            row_to_score.ids,
             scored.token_logprobs,
             scored.likeliest,
-            prompt if asked.rendered else None,
+            prompt if row_to_score.rendered else None,
             tuple(distances(recorded, scored.token_logprobs)),
         )
 
-    def judged(self, row: ScoredRow, limits: NoiseLimits) -> RowVerdict:
+    def judged(self, scored_row: ScoredRow, limits: NoiseLimits) -> RowVerdict:
         """The verdict on a row. Of one without ids, is another spelling of its text right? Then the
         text is wrong, and not the weights.
         """
-        kind, evidence = TokenJudge(row, self.reference, limits).verdict()
-        if kind in ("weights", "unknown", "sampling") and not row.result.token_ids:
-            for words, text in unspelled(row.result.raw_text):
-                result = dataclasses.replace(row.result, raw_text=text)
-                (again,) = self.scored([_RecordedRow(row.id, row.request, result)])
+        kind, evidence = TokenJudge(scored_row, self.reference, limits).verdict()
+        if kind in ("weights", "unknown", "sampling") and not scored_row.result.token_ids:
+            for words, text in unspelled(scored_row.result.raw_text):
+                result = dataclasses.replace(scored_row.result, raw_text=text)
+                (again,) = self.scored([_RecordedRow(scored_row.id, scored_row.request, result)])
                 if (
                     isinstance(again, ScoredRow)
                     and TokenJudge(again, self.reference, limits).verdict()[0] == "right"
                 ):
-                    evidence = f"it is {row.result.raw_text!r:.80}: the model's text, {words}"
-                    return RowVerdict(id=row.id, verdict="text", evidence=evidence)
-        return self._obeying(row.id, kind, evidence, row.result)
+                    evidence = (
+                        f"it is {scored_row.result.raw_text!r:.80}: the model's text, {words}"
+                    )
+                    return RowVerdict(id=scored_row.id, verdict="text", evidence=evidence)
+        return self._obeying(scored_row.id, kind, evidence, scored_row.result)
 
     def _obeying(
         self, name: str, kind: RowKind, evidence: str, result: GenerationResult
@@ -258,14 +262,18 @@ class _Audit(NamedTuple):
             ) or (kind, evidence)
         return RowVerdict(id=name, verdict=kind, evidence=evidence)
 
-    def _asked(self, row: _RecordedRow) -> _RowToScore | RowVerdict:
-        result, engine, slot = row.result, self.reference.engine, self.requests(row.request)
+    def _asked(self, recorded_row: _RecordedRow) -> _RowToScore | RowVerdict:
+        result, engine, slot = (
+            recorded_row.result,
+            self.reference.engine,
+            self.requests(recorded_row.request),
+        )
         size = engine.tokenizer.vocab_size
         strange = [token_id for token_id in result.token_ids if token_id >= size]
         silent = result.options == UNKNOWN
         if strange and not silent:
             reason = f"it has the id {strange[0]}, and the model has {size} ids"
-            return RowVerdict(id=row.id, verdict="unknown", evidence=reason)
+            return RowVerdict(id=recorded_row.id, verdict="unknown", evidence=reason)
         ids = ids_of(result, engine.tokenizer, engine.eos_token_ids)
         request = None if slot is None else slot.value_or(None)
         images = has_images(result) or bool(request is not None and request.sources)
@@ -285,7 +293,7 @@ class _Audit(NamedTuple):
         }
         for reason, holds in reasons.items():
             if holds:
-                return self._obeying(row.id, "not judged", reason, result)
+                return self._obeying(recorded_row.id, "not judged", reason, result)
         prompt = {
             "prompt_token_ids": [*result.prompt_token_ids],
             "continuation": [*ids],
@@ -294,7 +302,7 @@ class _Audit(NamedTuple):
         slots = [request_from(prompt)] if of_prompt else []
         if request is not None:
             slots.append(_rendered(request, result.options, ids, self.reference))
-        return _RowToScore(row, ids, slots, request is not None)
+        return _RowToScore(recorded_row, ids, slots, request is not None)
 
 
 def _scores(

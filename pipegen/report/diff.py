@@ -75,16 +75,16 @@ class Compared(NamedTuple):
     """The first difference; None where both agree."""
 
 
-def _ids(first: Sequence[int], second: Sequence[int]) -> tuple[str, str] | None:
+def _ids(first_ids: Sequence[int], second_ids: Sequence[int]) -> tuple[str, str] | None:
     """None also if a side has no ids, as in brief files."""
-    if first == second or not first or not second:
+    if first_ids == second_ids or not first_ids or not second_ids:
         return None
-    at = common_prefix(first, second)
+    at = common_prefix(first_ids, second_ids)
 
     def shown(ids: Sequence[int]) -> str:
         return f"{len(ids)} tokens, at {at}: {ids[at] if at < len(ids) else 'the end'}"
 
-    return shown(first), shown(second)
+    return shown(first_ids), shown(second_ids)
 
 
 def _ids_in_context(first: GenerationResult, second: GenerationResult) -> tuple[str, str] | None:
@@ -97,15 +97,15 @@ def _ids_in_context(first: GenerationResult, second: GenerationResult) -> tuple[
     )
 
 
-def _texts(first: str, second: str) -> tuple[str, str] | None:
-    if first == second:
+def _texts(first_text: str, second_text: str) -> tuple[str, str] | None:
+    if first_text == second_text:
         return None
-    at = common_prefix(first, second)
+    at = common_prefix(first_text, second_text)
     start = max(0, at - BEFORE)
-    before = ("..." if start else "") + first[start:at]
+    before = ("..." if start else "") + first_text[start:at]
     left, right = (
         f"at {at}: {before + text[at : at + WIDTH] + ('...' if len(text) > at + WIDTH else '')!r}"
-        for text in (first, second)
+        for text in (first_text, second_text)
     )
     return left, right
 

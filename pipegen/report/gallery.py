@@ -347,9 +347,9 @@ def _label(index: int, box: Box, boxes: int) -> str:
     return safe(box.label) if boxes == 1 else f"{index} {safe(box.label)}"
 
 
-def marked(first: str, second: str) -> tuple[str, str]:
+def marked(first_text: str, second_text: str) -> tuple[str, str]:
     """Two texts for a page, with the words marked that differ."""
-    left, right = (re.findall(r"\s+|\w+|[^\w\s]", text) for text in (first, second))
+    left, right = (re.findall(r"\s+|\w+|[^\w\s]", text) for text in (first_text, second_text))
     start = common_prefix(left, right)
     end = common_prefix(left[start:][::-1], right[start:][::-1])
     pieces = (left[start : len(left) - end], right[start : len(right) - end])

@@ -97,9 +97,9 @@ def wrong_together(
     return f"sampling: {other}" if evidence > _EVIDENCE else ""
 
 
-def _is_drawn(row: ScoredRow) -> bool:
+def _is_drawn(scored_row: ScoredRow) -> bool:
     """Whether the options say all of how the row's tokens were drawn."""
-    options, route = row.options, row.result.route
+    options, route = scored_row.options, scored_row.result.route
     # other servers take filters in another order, and have defaults of their own
     known = route not in UNKNOWN_SERVERS and not (
         route.startswith("sglang") and len(in_effect(options, "filter")) > 1
@@ -107,7 +107,7 @@ def _is_drawn(row: ScoredRow) -> bool:
     return bool(
         known
         and options.temperature
-        and row.result.token_ids
+        and scored_row.result.token_ids
         and not unknown_options(options)
         and options.max_thinking_tokens is None
         and not (options.stop is not None and options.stop.ignore_eos)
@@ -157,9 +157,9 @@ def _drawn_otherwise(
     )
 
 
-def _is_repeatable(row: ScoredRow, reference: Route) -> bool:
+def _is_repeatable(scored_row: ScoredRow, reference: Route) -> bool:
     """Whether the reference makes the row again, token by token, by its seed."""
-    result, options = row.result, row.options
+    result, options = scored_row.result, scored_row.options
     return bool(
         result.route == reference.engine.name == "hf"
         and options.temperature
@@ -167,7 +167,7 @@ def _is_repeatable(row: ScoredRow, reference: Route) -> bool:
         and result.token_ids
         and options.structured is None
         and options.max_thinking_tokens is None
-        and not (result.forced or row.images)
+        and not (result.forced or scored_row.images)
     )
 
 

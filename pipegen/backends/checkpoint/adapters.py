@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import pickle
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from pipegen.backends.checkpoint.checkpoint import Checkpoint
@@ -124,6 +124,11 @@ def weight_shapes(adapter: str) -> Mapping[str, tuple[int, ...]]:
         return {name: tuple(tensor["shape"]) for name, tensor in header(file).items()}
     except (ValueError, KeyError, TypeError) as error:
         raise BadAdapter(str(error)) from error
+
+
+def adapt_head(adapters: Iterable[str]) -> bool:
+    """Whether one of the adapters has weights for the model's last layer. Raises `BadAdapter`."""
+    return "lm_head" in str([*map(weight_shapes, adapters)])
 
 
 def tensors_of(adapter: str, config: Mapping[str, Any]) -> Mapping[str, Any] | None:

@@ -354,7 +354,7 @@ class ChatEngine(HttpEngine[ResolvedRequest, ChatOutput]):
         """See `answers_depend_on`. Of the model, its name at the server and the server's address are
         known.
         """
-        return {"base_url": self.sender.access.root, **self.asked_settings()}
+        return {"base_url": self.server_root, **self.asked_settings()}
 
     def capabilities_by(self, facts: Facts) -> Capabilities:
         """The context length, and whether the model takes images, is the server's to say."""
@@ -440,21 +440,21 @@ class ChatEngine(HttpEngine[ResolvedRequest, ChatOutput]):
         made = result_of(answer, route, self.plugins, self.sender.extra_body)
         return made.alt(self.sender.access.scrubbed)
 
-    def row(self, asked: ResolvedRequest, call: RowCall) -> Awaitable[Slot[ChatOutput]]:
-        if self._cuts_away(asked) or self.watches:
+    def row(self, engine_input: ResolvedRequest, call: RowCall) -> Awaitable[Slot[ChatOutput]]:
+        if self._cuts_away(engine_input) or self.watches:
             # The server's own cut looks like other ends: the stream is cut here instead, and
             # closed.
-            return self.followed(0, asked, call, None)
-        return self.sender.whole(WholeRow(self, asked), call)
+            return self.followed(0, engine_input, call, None)
+        return self.sender.whole(WholeRow(self, engine_input), call)
 
     async def followed(
         self,
         position: int,
-        asked: ResolvedRequest,
+        engine_input: ResolvedRequest,
         call: RowCall,
         tell: Callable[[TextMade], None] | None,
     ) -> Slot[ChatOutput]:
-        row = ChatRow(asked, self.plugins, shown(self.name))
+        row = ChatRow(engine_input, self.plugins, shown(self.name))
 
         def take(piece: Completion) -> bool:
             addition = row.take(piece)
@@ -462,9 +462,9 @@ class ChatEngine(HttpEngine[ResolvedRequest, ChatOutput]):
                 tell(TextMade(row=position, text=addition.text, reasoning=addition.reasoning))
             return row.left
 
-        make = functools.partial(self.ask, asked, True)
+        make = functools.partial(self.ask, engine_input, True)
         error = await self.sender.pieces(
-            make, take, call, heavy=self.heavy(asked), ended=lambda: row.ended, bounded=True
+            make, take, call, heavy=self.heavy(engine_input), ended=lambda: row.ended, bounded=True
         )
         return self._ended(row) if error is None else Failure(error)
 
@@ -473,41 +473,43 @@ class ChatEngine(HttpEngine[ResolvedRequest, ChatOutput]):
         """Whether a plugin may halt its rows."""
         return any(plugin.feed is not None for plugin in self.plugins)
 
-    def _cuts_away(self, asked: ResolvedRequest) -> bool:
-        return bool(_stops(asked)) and "stops" not in self.wire.server_side_stops(asked.options)
+    def _cuts_away(self, engine_input: ResolvedRequest) -> bool:
+        return bool(_stops(engine_input)) and "stops" not in self.wire.server_side_stops(
+            engine_input.options
+        )
 
-    def heavy(self, asked: ResolvedRequest) -> bool:
-        return bool(asked.request.sources)
+    def heavy(self, engine_input: ResolvedRequest) -> bool:
+        return bool(engine_input.request.sources)
 
-    def ask(self, asked: ResolvedRequest, stream: bool, facts: Facts) -> Slot[ServerRequest]:
-        if asked.request.sources and _no_images(facts):
+    def ask(self, engine_input: ResolvedRequest, stream: bool, facts: Facts) -> Slot[ServerRequest]:
+        if engine_input.request.sources and _no_images(facts):
             return Failure(
                 UnsupportedMultimodal(f"{shown(self.name)} takes no images: {_no_images(facts)}")
             )
-        return messages_of(asked.request).map(
+        return messages_of(engine_input.request).map(
             lambda messages: ServerRequest(
                 messages=messages,
-                tools=tuple(asked.request.tools),
-                options=asked.options,
+                tools=tuple(engine_input.request.tools),
+                options=engine_input.options,
                 ending_ids=tuple(
-                    (asked.options.stop.stop_token_ids or ())
-                    if asked.options.stop is not None
+                    (engine_input.options.stop.stop_token_ids or ())
+                    if engine_input.options.stop is not None
                     else ()
                 ),
-                stops=() if self._cuts_away(asked) else _stops(asked),
+                stops=() if self._cuts_away(engine_input) else _stops(engine_input),
                 stream=stream,
             )
         )
 
-    def answer(self, asked: ResolvedRequest, completion: Completion) -> Slot[ChatOutput]:
-        row = ChatRow(asked, self.plugins, shown(self.name))
+    def answer(self, engine_input: ResolvedRequest, completion: Completion) -> Slot[ChatOutput]:
+        row = ChatRow(engine_input, self.plugins, shown(self.name))
         row.take(completion)
         return self._ended(row)
 
-    def _ended(self, row: ChatRow) -> Slot[ChatOutput]:
+    def _ended(self, chat_row: ChatRow) -> Slot[ChatOutput]:
         """The finished row's answer, with its exact limit where the server names one."""
-        facts = self.sender.directory.known
-        return row.slot(self.limit_of(facts) if self.wire.exact_limit else None)
+        facts = self.known
+        return chat_row.slot(self.limit_of(facts) if self.wire.exact_limit else None)
 
 
 def _no_images(facts: Facts) -> str:

@@ -71,12 +71,12 @@ def read_choice(
     choice: Mapping[str, object],
     answer: Mapping[str, object],
     request: ServerRequest,
-    seen: int = 0,
+    tokens_before: int = 0,
 ) -> Slot[Completion]:
     """What a choice holds besides a message: ids, log probabilities, how it ended, and what was
     counted. Each is read where vLLM or SGLang has it: in the choice, or beside the choices.
 
-    seen: how many tokens came before.
+    tokens_before: how many tokens came before.
     """
     finish, index = choice.get("finish_reason"), choice.get("index")
     if not isinstance(finish, (str, type(None))):
@@ -91,14 +91,14 @@ def read_choice(
     logprobs = (
         token_ids.bind(
             lambda new: logprobs_of(
-                entries_of_masks(meta, new or (), seen)
+                entries_of_masks(meta, new or (), tokens_before)
                 if isinstance(meta, Mapping) and "output_token_sampling_logprobs" in meta
-                else entries_of_meta(meta, seen, len(new or ()))
+                else entries_of_meta(meta, tokens_before, len(new or ()))
                 if isinstance(meta, Mapping)
                 else entries_in(choice.get("logprobs")),
                 new or (),
                 wanted=request.options.top_logprobs or 0,
-                seen=seen,
+                tokens_before=tokens_before,
                 filtered=request.options.logprobs == "processed",
             )
         )

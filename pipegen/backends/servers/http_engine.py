@@ -58,7 +58,7 @@ class HttpEngine(Pluggable, ABC, Generic[A, R]):
     @property
     def address(self) -> str:
         """Which model is asked, and where."""
-        return f"{self.sender.named} at {self.sender.access.root}"
+        return f"{self.sender.named} at {self.server_root}"
 
     @property
     def model_name(self) -> str:
@@ -69,6 +69,11 @@ class HttpEngine(Pluggable, ABC, Generic[A, R]):
     def server_root(self) -> str:
         """The server's address."""
         return self.sender.access.root
+
+    @property
+    def known(self) -> Facts:
+        """The server's facts, as far as it was asked."""
+        return self.sender.directory.known
 
     @property
     def prompt_work(self) -> PromptWork:
@@ -102,32 +107,32 @@ class HttpEngine(Pluggable, ABC, Generic[A, R]):
         )
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({self.name}, {self.sender.access.root})"
+        return f"{type(self).__name__}({self.name}, {self.server_root})"
 
     @abstractmethod
-    def heavy(self, asked: A) -> bool:
+    def heavy(self, engine_input: A) -> bool:
         """Whether a row's body is made in a thread and dropped once it is sent: it holds images."""
 
     @abstractmethod
-    def ask(self, asked: A, stream: bool, facts: Facts) -> Slot[ServerRequest]:
+    def ask(self, engine_input: A, stream: bool, facts: Facts) -> Slot[ServerRequest]:
         """What a row is asked with, once the server's facts are known."""
 
     @abstractmethod
-    def answer(self, asked: A, completion: Completion) -> Slot[R]:
+    def answer(self, engine_input: A, completion: Completion) -> Slot[R]:
         """The row's answer, from the one completion of a whole reply."""
 
     @abstractmethod
-    def row(self, asked: A, call: RowCall) -> Awaitable[Slot[R]]:
+    def row(self, engine_input: A, call: RowCall) -> Awaitable[Slot[R]]:
         """One row, asked and answered."""
 
     @abstractmethod
-    async def followed(self, position: int, asked: A, call: RowCall, tell: Any) -> Slot[R]:
+    async def followed(self, position: int, engine_input: A, call: RowCall, tell: Any) -> Slot[R]:
         """One row by its stream; `tell` is called with each event of the row at this position."""
 
     @property
     def capabilities(self) -> Capabilities:
         """What is honoured; the context length is the server's, and unknown before it was asked."""
-        return self.capable(self.sender.directory.known)
+        return self.capable(self.known)
 
     def read_model(self) -> Model:
         """What is known before a call: nothing that only the server says."""
@@ -156,7 +161,7 @@ class HttpEngine(Pluggable, ABC, Generic[A, R]):
         """The request for one row, given what is known of the server. Pure; its body is the
         caller's own, though rows share parts of theirs.
         """
-        facts = self.sender.directory.known
+        facts = self.known
         server_request = self.sender.model(facts).bind(
             lambda model: self.ask(encoded, stream, facts).map(
                 lambda request: self.sender.completed(request, model)

@@ -41,10 +41,10 @@ def logprobs_of(
     token_ids: Sequence[int],
     *,
     wanted: int = 0,
-    seen: int = 0,
+    tokens_before: int = 0,
     filtered: bool = False,
 ) -> Slot[tuple[TokenLogprob, ...]]:
-    """One logprob for each of these tokens, `seen` of which came before. Fails as `logprob` does,
+    """One logprob for each of these tokens, `tokens_before` of which came before. Fails as `logprob` does,
     and where more is reported than was generated.
 
     >>> logprobs_of([], (7,), seen=2).failure().message
@@ -52,14 +52,14 @@ def logprobs_of(
     """
     if len(entries) > len(token_ids):
         return malformed(
-            f"the answer has logprobs of {seen + len(entries)} tokens, and generated"
-            f" {seen + len(token_ids)}"
+            f"the answer has logprobs of {tokens_before + len(entries)} tokens, and generated"
+            f" {tokens_before + len(token_ids)}"
         )
     missing: Entry = (None, [])
     return all_of(
         logprob(
             token_id,
-            seen + place,
+            tokens_before + place,
             *(entries[place] if place < len(entries) else missing),
             wanted,
             filtered=filtered,
@@ -102,15 +102,17 @@ def entries_in(reported: object) -> list[Entry]:
 
 
 def entries_of_meta(
-    meta: Mapping[str, object], seen: int = 0, count: int = 0, kind: str = "output"
+    meta: Mapping[str, object], tokens_before: int = 0, count: int = 0, kind: str = "output"
 ) -> list[Entry]:
     """What SGLang's `meta_info` says of tokens: rows of [logprob, id, text]. They are those of
-    `count` new tokens, or of the tokens before these too, `seen` of them.
+    `count` new tokens, or of the tokens before these too, `tokens_before` of them.
     """
     token_rows = _listed(meta, f"{kind}_token_logprobs")
     tops = _listed(meta, f"{kind}_top_logprobs")
     rows: list[Entry] = []
-    for place in range(seen if len(token_rows) == seen + count else 0, len(token_rows)):
+    for place in range(
+        tokens_before if len(token_rows) == tokens_before + count else 0, len(token_rows)
+    ):
         table = tops[place] if place < len(tops) else None
         rows.append(
             (
@@ -121,8 +123,10 @@ def entries_of_meta(
     return rows
 
 
-def entries_of_masks(meta: Mapping[str, object], ids: Sequence[int], seen: int = 0) -> list[Entry]:
-    """What SGLang's sampling masks say of new tokens, `seen` of which came before: the tokens that
+def entries_of_masks(
+    meta: Mapping[str, object], ids: Sequence[int], tokens_before: int = 0
+) -> list[Entry]:
+    """What SGLang's sampling masks say of new tokens, `tokens_before` of which came before: the tokens that
     were left to draw from, where these were asked for, and their log probabilities.
 
     >>> entries_of_masks(
@@ -137,7 +141,7 @@ def entries_of_masks(meta: Mapping[str, object], ids: Sequence[int], seen: int =
     masks, values = (
         _listed(meta, f"output_token_sampling_{name}") for name in ("mask", "logprobs")
     )
-    start = seen if len(values) == seen + len(ids) else 0
+    start = tokens_before if len(values) == tokens_before + len(ids) else 0
     entries: list[Entry] = []
     for token_id, mask, value in zip(ids, masks[start:], values[start:], strict=False):
         if isinstance(mask, list) and isinstance(value, list):

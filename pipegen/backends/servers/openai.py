@@ -74,7 +74,9 @@ def from_wire(answer: Any, request: ServerRequest) -> Slot[tuple[Completion, ...
     return read.bind(whole)
 
 
-def from_event(event: Any, request: ServerRequest, seen: int) -> Slot[tuple[Completion, ...]]:
+def from_event(
+    event: Any, request: ServerRequest, tokens_before: int
+) -> Slot[tuple[Completion, ...]]:
     """What one event of a stream brings: new text, new reasoning, pieces of tool calls, the end;
     or, last, the usage alone. A server that makes no streams gives all of it at once.
     """
@@ -84,7 +86,7 @@ def from_event(event: Any, request: ServerRequest, seen: int) -> Slot[tuple[Comp
             choice,
             event,
             request,
-            seen,
+            tokens_before,
             "delta" if choice.get("message") in (None, {}) else "message",
         ),
         event=True,
@@ -96,7 +98,7 @@ def _completion(
     choice: Mapping[str, object],
     answer: Mapping[str, object],
     request: ServerRequest,
-    seen: int,
+    tokens_before: int,
     holder: str,
 ) -> Slot[Completion]:
     message = choice.get(holder)
@@ -118,7 +120,7 @@ def _completion(
     if not isinstance(calls, list) or not all(isinstance(call, Mapping) for call in calls):
         return malformed("choices[0].tool_calls is not a list of objects")
     answer_id = answer.get("id")
-    return read_choice(choice, answer, request, seen).map(
+    return read_choice(choice, answer, request, tokens_before).map(
         lambda completion: unchecked_replace(
             completion,
             text=text,

@@ -186,7 +186,7 @@ class Sender:
         )
         return Failure(InvalidRequest(words, hint="set served_model_name"))
 
-    async def whole(self, row: RowToSend[R], call: RowCall) -> Slot[R]:
+    async def whole(self, row_to_send: RowToSend[R], call: RowCall) -> Slot[R]:
         """The answer of one row; sent again where that is safe.
 
         A call keeps thousands of these waiting, and the garbage collector looks at all that each
@@ -194,22 +194,22 @@ class Sender:
         """
         try:
             try:
-                return await self._read_once(row, call)
+                return await self._read_once(row_to_send, call)
             except AttemptFailed as first:
                 return await self.transport.retry(
-                    first, functools.partial(self._read_once, row, call), call
+                    first, functools.partial(self._read_once, row_to_send, call), call
                 )
         except AttemptFailed as trouble:
             return Failure(trouble.error)
 
-    async def _read_once(self, row: RowToSend[R], call: RowCall) -> Slot[R]:
+    async def _read_once(self, row_to_send: RowToSend[R], call: RowCall) -> Slot[R]:
         """One attempt at a whole answer. Raises `AttemptFailed`."""
         while True:
-            fresh_facts, heavy = self.directory.fresh, row.heavy
+            fresh_facts, heavy = self.directory.fresh, row_to_send.heavy
             facts, request, wire_request, body, most, call.tokens = (
-                await self._ready(row.ask, heavy, call)
+                await self._ready(row_to_send.ask, heavy, call)
                 if heavy or fresh_facts is None
-                else self._made(row.ask, fresh_facts)
+                else self._made(row_to_send.ask, fresh_facts)
             )
             try:
                 reply = await self.transport.once(wire_request, call, body=body, most=most)
@@ -219,7 +219,7 @@ class Sender:
             except (asyncio.CancelledError, HttpStatusError, AttemptFailed) as ended:
                 await self._ended(ended, facts, request, wire_request)
             else:
-                answer = self._read(row, request, value, call)
+                answer = self._read(row_to_send, request, value, call)
                 _value(answer)
                 return answer
             finally:
@@ -227,12 +227,12 @@ class Sender:
                     body.let_go()
 
     def _read(
-        self, row: RowToSend[R], request: ServerRequest, value: Slot[object], call: RowCall
+        self, row_to_send: RowToSend[R], request: ServerRequest, value: Slot[object], call: RowCall
     ) -> Slot[R]:
         def read(completions: tuple[Completion, ...]) -> Slot[R]:
             for completion in completions:
                 self._spent(call, request, completion.usage, len(completion.token_ids or ()))
-            return row.read(completions)
+            return row_to_send.read(completions)
 
         return guard_result(
             lambda: value.bind(lambda answer: self.wire.from_wire(answer, request)).bind(read),
@@ -345,14 +345,14 @@ class Sender:
         return None
 
     def pieces_in(
-        self, request: ServerRequest, seen: int, value: object
+        self, request: ServerRequest, tokens_before: int, value: object
     ) -> Slot[tuple[Completion, ...]]:
         """The pieces of an event. Raises the error that it tells of: a stream's status was sent
         before anything went wrong.
         """
         if (within := error_within(value)) is not None:
             raise HttpStatusError(within)
-        return self.wire.from_event(value, request, seen)
+        return self.wire.from_event(value, request, tokens_before)
 
     async def _ready(self, make: Make, heavy: bool, call: RowCall) -> _Sendable:
         """What to send, by the way that the server is known to offer. Raises `AttemptFailed` where

@@ -99,7 +99,7 @@ class ServerEngine(HasModelMetadata, HttpEngine[Encoded, Raw]):
         if values["served_model_name"] == self.sender.named:
             del values["served_model_name"]
         if not checkpoint.has_weights:
-            values["base_url"] = self.sender.access.root
+            values["base_url"] = self.server_root
         elif checkpoint.own_dtype == "float32":
             values["dtype"] = "the server's"
         return values
@@ -136,15 +136,15 @@ class ServerEngine(HasModelMetadata, HttpEngine[Encoded, Raw]):
     ) -> Slot[PreparedImage]:
         return grid_only(self._checkpoint.prepare_image(source, options, index), self.name)
 
-    def row(self, asked: Encoded | ScoreInput, call: RowCall) -> Awaitable[Slot[Any]]:
-        if isinstance(asked, ScoreInput):
-            return self._score(asked, call)
-        if self._must_follow(asked.options):
-            return self.followed(0, asked, call, None)
+    def row(self, engine_input: Encoded | ScoreInput, call: RowCall) -> Awaitable[Slot[Any]]:
+        if isinstance(engine_input, ScoreInput):
+            return self._score(engine_input, call)
+        if self._must_follow(engine_input.options):
+            return self.followed(0, engine_input, call, None)
         return (
-            self._imaged(asked, call)
-            if asked.prompt.images
-            else self.sender.whole(_Whole(self, asked), call)
+            self._imaged(engine_input, call)
+            if engine_input.prompt.images
+            else self.sender.whole(_Whole(self, engine_input), call)
         )
 
     async def _imaged(self, encoded: Encoded, call: RowCall) -> Slot[Raw]:
@@ -158,14 +158,14 @@ class ServerEngine(HasModelMetadata, HttpEngine[Encoded, Raw]):
     async def followed(
         self,
         position: int,
-        asked: Encoded | ScoreInput,
+        engine_input: Encoded | ScoreInput,
         call: RowCall,
         tell: Callable[[TokensMade], None] | None,
     ) -> Slot[Any]:
         """The row by its stream, ended by pipegen's own rules."""
-        if isinstance(asked, ScoreInput):
-            return await self._score(asked, call)
-        ready = await self._ready(asked, call)
+        if isinstance(engine_input, ScoreInput):
+            return await self._score(engine_input, call)
+        ready = await self._ready(engine_input, call)
         if not is_ok(ready):
             return Failure(ready.failure())
         encoded, features = ready.unwrap()
@@ -195,7 +195,7 @@ class ServerEngine(HasModelMetadata, HttpEngine[Encoded, Raw]):
         if resized is None:
             return checked.map(lambda encoded: (encoded, None))
         features_slot = await self.sender.whole(_Resized(self, unchecked), call)
-        if not is_ok(features_slot) and "render" in self.sender.directory.known.lacks:
+        if not is_ok(features_slot) and "render" in self.known.lacks:
             return Failure(resized)
         return features_slot.bind(lambda features: checked.map(lambda encoded: (encoded, features)))
 
@@ -220,15 +220,14 @@ class ServerEngine(HasModelMetadata, HttpEngine[Encoded, Raw]):
         if adapter and facts.models and adapter not in facts.adapters:
             has = f"its adapters are {', '.join(sorted(facts.adapters))}"[:500]
             refusal = refusal or UnsupportedOption(
-                f"{self.sender.access.root} has no adapter {adapter!r}:"
+                f"{self.server_root} has no adapter {adapter!r}:"
                 f" {has if facts.adapters else 'it has loaded none'}",
                 option="adapter",
                 hint="load it there under this name (--lora-modules, --lora-paths)",
             )
         if self._checkpoint.load.deterministic and (hint := self.wire.not_deterministic(facts)):
             refusal = refusal or UnsupportedOption(
-                f"{self.sender.access.root} does not report that answers are independent of their"
-                " batch",
+                f"{self.server_root} does not report that answers are independent of their batch",
                 option="deterministic",
                 hint=hint,
             )
@@ -243,22 +242,17 @@ class ServerEngine(HasModelMetadata, HttpEngine[Encoded, Raw]):
         """One token less than the server's limit: it generates one behind them. Unknown before it
         was asked.
         """
-        limit = self.limit_of(self.sender.directory.known)
+        limit = self.limit_of(self.known)
         return None if limit is None else limit - 1
 
     async def _score(self, continued: ScoreInput, call: RowCall) -> Slot[TokenScores]:
-        if not self.wire.scores:
-            words = f"{self.name} does not give the log probabilities of given continuations"
-            return Failure(
-                UnsupportedOption(
-                    words,
-                    option="continuation",
-                    hint="score with hf, vllm, vllm_server or sglang_server",
-                )
-            )
         ready = await self._ready(continued.whole, call)
         if not is_ok(ready):
             return Failure(ready.failure())
+        if not self.wire.scores(self.known):
+            words = f"{self.server_root} gives no log probabilities of given continuations"
+            hint = "score with hf or sglang_server, or on a vLLM server without adapters"
+            return Failure(UnsupportedOption(words, option="continuation", hint=hint))
         scored: Slot[Any] = await self.sender.whole(
             _ScoringRow(self, *ready.unwrap(), continued=continued), call
         )
@@ -269,7 +263,7 @@ class ServerEngine(HasModelMetadata, HttpEngine[Encoded, Raw]):
         the server does not know as pipegen does.
         """
         watched = bool(self.plugins) and any(plugin.feed is not None for plugin in self.plugins)
-        return watched or self._ends(options, self.sender.directory.known).followed
+        return watched or self._ends(options, self.known).followed
 
     def _ends_of(self, options: GenerationOptions, facts: Facts) -> _Ends:
         """How rows with these options end."""
@@ -292,17 +286,21 @@ class ServerEngine(HasModelMetadata, HttpEngine[Encoded, Raw]):
             or (bool(ids) and "ids" not in server_side_stops),
         )
 
-    def heavy(self, asked: Encoded) -> bool:
-        return bool(asked.prompt.images)
+    def heavy(self, engine_input: Encoded) -> bool:
+        return bool(engine_input.prompt.images)
 
     def ask(
-        self, asked: Encoded, stream: bool, facts: Facts, features: object = None
+        self, engine_input: Encoded, stream: bool, facts: Facts, features: object = None
     ) -> Slot[ServerRequest]:
-        prompt, images, ends = asked.prompt, asked.prompt.images, self._ends(asked.options, facts)
+        prompt, images, ends = (
+            engine_input.prompt,
+            engine_input.prompt.images,
+            self._ends(engine_input.options, facts),
+        )
         return Success(
             ServerRequest(
                 token_ids=prompt.compact_token_ids if features is None else prompt.token_ids,
-                options=asked.options,
+                options=engine_input.options,
                 ending_ids=ends.ids,
                 stops=ends.stops,
                 images=images,
@@ -314,17 +312,17 @@ class ServerEngine(HasModelMetadata, HttpEngine[Encoded, Raw]):
             )
         )
 
-    def answer(self, asked: Encoded, completion: Completion) -> Slot[Raw]:
+    def answer(self, engine_input: Encoded, completion: Completion) -> Slot[Raw]:
         """The row's answer. One that the server ended as it was asked to is not followed: the
         stages `decode` and `stop` judge its ids once more anyway.
         """
         meaning = None if completion.finish is None else meaning_of(completion.finish)
         if meaning in ("stop", "length"):
             completion = unchecked_replace(completion, finish=meaning)
-        ids, options, finish = completion.token_ids, asked.options, completion.finish
+        ids, options, finish = completion.token_ids, engine_input.options, completion.finish
         if ids is None:
             return Failure(MalformedResponse(f"{self.name} gives no token ids"))
-        wrong = self.unusable(asked, completion) or self.disobeyed(asked, completion)
+        wrong = self.unusable(engine_input, completion) or self.disobeyed(engine_input, completion)
         if wrong is not None:
             return Failure(wrong)
         if (
@@ -332,26 +330,26 @@ class ServerEngine(HasModelMetadata, HttpEngine[Encoded, Raw]):
             if finish == "length"
             else finish == "stop" and len(ids) >= max(1, options.min_new_tokens or 0)
         ):
-            return Success(Raw(encoded=asked, token_ids=ids, logprobs=completion.logprobs))
-        row = ServerRow(self, asked)
+            return Success(Raw(encoded=engine_input, token_ids=ids, logprobs=completion.logprobs))
+        row = ServerRow(self, engine_input)
         row.take_piece(completion)
         return row.slot()
 
-    def unusable(self, asked: Encoded, completion: Completion) -> MalformedResponse | None:
+    def unusable(self, engine_input: Encoded, completion: Completion) -> MalformedResponse | None:
         """What is wrong where the server ran another prompt, or generated an id that is none; None
         where it did neither.
         """
         ran, ids = completion.prompt_token_ids, completion.token_ids or (0,)
-        wrong = other_prompt(ran, asked.prompt, self.name, SAME)
+        wrong = other_prompt(ran, engine_input.prompt, self.name, SAME)
         if wrong is not None or max(ids) < self.tokenizer.vocab_size:
             return wrong
         has = f"the vocabulary has {self.tokenizer.vocab_size} ids"
         return MalformedResponse(f"{self.name} generated id {max(ids)}, and {has}")
 
-    def disobeyed(self, asked: Encoded, completion: Completion) -> MalformedResponse | None:
+    def disobeyed(self, engine_input: Encoded, completion: Completion) -> MalformedResponse | None:
         """What is wrong with an answer, beside what the server was sent."""
-        facts, usage = self.sender.directory.known, completion.usage
-        ends, limit = self._ends(asked.options, facts), self.limit_of(facts)
+        facts, usage = self.known, completion.usage
+        ends, limit = self._ends(engine_input.options, facts), self.limit_of(facts)
         answer = UntrimmedAnswer(
             finish=completion.finish,
             token_ids=completion.token_ids,
@@ -359,12 +357,12 @@ class ServerEngine(HasModelMetadata, HttpEngine[Encoded, Raw]):
             ending_ids=frozenset(ends.ids),
             stops=bool(ends.stops),
             # for so many tokens the server is sure to have room behind this prompt
-            room=None if limit is None else limit - len(asked.prompt.token_ids) - SPARE,
-            barred=spellings(asked.options.bad_words or (), self.tokenizer),
-            prompt=asked.prompt.token_ids,
+            room=None if limit is None else limit - len(engine_input.prompt.token_ids) - SPARE,
+            barred=spellings(engine_input.options.bad_words or (), self.tokenizer),
+            prompt=engine_input.prompt.token_ids,
             prompt_count=usage.get("prompt_tokens"),
         )
-        return disobeyed(answer, asked.options, self.name)
+        return disobeyed(answer, engine_input.options, self.name)
 
 
 @dataclass(slots=True)

@@ -200,7 +200,9 @@ def from_wire(answer: object, request: ServerRequest) -> Slot[tuple[Completion, 
     return from_event(items[0], request, 0).bind(whole)
 
 
-def from_event(event: object, request: ServerRequest, seen: int) -> Slot[tuple[Completion, ...]]:
+def from_event(
+    event: object, request: ServerRequest, tokens_before: int
+) -> Slot[tuple[Completion, ...]]:
     """What one event of a stream brings. Its ids are all so far, or, as the server may be set, only
     the new ones: `completion_tokens` tells which.
     """
@@ -218,7 +220,7 @@ def from_event(event: object, request: ServerRequest, seen: int) -> Slot[tuple[C
         ids = []
     completion = (
         ids_of(ids, "output_ids")
-        .bind(lambda checked: _new(checked, meta.get("completion_tokens"), request, seen))
+        .bind(lambda checked: _new(checked, meta.get("completion_tokens"), request, tokens_before))
         .bind(
             lambda new: read_choice(
                 {
@@ -229,7 +231,7 @@ def from_event(event: object, request: ServerRequest, seen: int) -> Slot[tuple[C
                 },
                 {**event, "usage": meta},
                 request,
-                seen,
+                tokens_before,
             )
         )
     )
@@ -239,13 +241,15 @@ def from_event(event: object, request: ServerRequest, seen: int) -> Slot[tuple[C
     return completion.map(lambda piece: (piece,))
 
 
-def _new(ids: tuple[int, ...], total: object, request: ServerRequest, seen: int) -> Slot[list[int]]:
+def _new(
+    ids: tuple[int, ...], total: object, request: ServerRequest, tokens_before: int
+) -> Slot[list[int]]:
     """The ids that an event brings, of which the server counts `total` so far."""
     if not request.stream or type(total) is not int or total == len(ids):
-        return Success([*ids[seen:]])
-    if total == seen + len(ids):
+        return Success([*ids[tokens_before:]])
+    if total == tokens_before + len(ids):
         return Success([*ids])
-    return malformed(f"an event holds {len(ids)} ids of {total} generated, after {seen}")
+    return malformed(f"an event holds {len(ids)} ids of {total} generated, after {tokens_before}")
 
 
 _TOO_LONG = (
@@ -360,7 +364,7 @@ SGLANG = Wire(
     classify=lambda reply, request: classified("SGLang", reply, request, too_long),
     server_side_stops=server_side_stops,
     raw_stops=True,
-    scores=True,
+    scores=lambda facts: True,
     abort=abort,
     not_deterministic=lambda facts: (
         ""

@@ -329,19 +329,26 @@ def from_wire(answer: Any, request: ServerRequest) -> Slot[tuple[Completion, ...
     return pieces(answer, lambda choice: _completion(choice, answer, request, 0)).bind(whole)
 
 
-def from_event(event: Any, request: ServerRequest, seen: int) -> Slot[tuple[Completion, ...]]:
+def from_event(
+    event: Any, request: ServerRequest, tokens_before: int
+) -> Slot[tuple[Completion, ...]]:
     """What one event of a stream brings: only new tokens."""
-    return pieces(event, lambda choice: _completion(choice, event, request, seen), event=True)
+    return pieces(
+        event, lambda choice: _completion(choice, event, request, tokens_before), event=True
+    )
 
 
 def _completion(
-    choice: Mapping[str, object], answer: Mapping[str, object], request: ServerRequest, seen: int
+    choice: Mapping[str, object],
+    answer: Mapping[str, object],
+    request: ServerRequest,
+    tokens_before: int,
 ) -> Slot[Completion]:
     if choice.get("token_ids") is None:
         if not request.stream and not gives_up(choice.get("finish_reason")):
             return malformed("choices[0] holds no token_ids: the server is too old to give them")
         choice = {**choice, "token_ids": []}
-    return read_choice(choice, answer, request, seen)
+    return read_choice(choice, answer, request, tokens_before)
 
 
 _TOO_LONG = (
@@ -474,7 +481,7 @@ VLLM = Wire(
     server_side_stops=server_side_stops,
     unsupported_words=unsupported_words,
     keeps_sizes=True,
-    scores=True,
+    scores=lambda facts: not facts.adapters,
     not_deterministic=lambda facts: (
         ""
         if facts.about.get("VLLM_BATCH_INVARIANT") is True

@@ -190,8 +190,8 @@ class Wire:
     """Whether the server can be asked to keep images at sizes that its own processor would change:
     for a `resized` ask without `features`, `to_wire` then makes the request for them, and
     `from_wire` reads its answer."""
-    scores: bool = False
-    """Whether the server can be asked for the log probabilities of a prompt's tokens
+    scores: Callable[[Facts], bool] = lambda facts: False
+    """Whether such a server can be asked for the log probabilities of a prompt's tokens
     (`ServerRequest.scored`).
     """
     raw_stops: bool = False

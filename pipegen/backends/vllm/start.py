@@ -19,7 +19,12 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
-from pipegen.backends.checkpoint.adapters import adapter_config, check_adapter, largest_rank
+from pipegen.backends.checkpoint.adapters import (
+    adapt_head,
+    adapter_config,
+    check_adapter,
+    largest_rank,
+)
 from pipegen.backends.checkpoint.checkpoint import Checkpoint
 from pipegen.backends.checkpoint.families import family_of
 from pipegen.backends.checkpoint.load_errors import broken_file, loading, weight_files
@@ -214,15 +219,18 @@ def check_adapter_settings(load: ModelLoadConfig) -> None:
 
 
 def unscored(load: ModelLoadConfig) -> UnsupportedOption | None:
-    """Why vLLM, which is imported already, does not score: on a CPU its engine ends where it is
-    asked for the log probabilities of a prompt and has adapters.
+    """Why vLLM, which is imported already, does not score where it has adapters: on a CPU its engine
+    ends, and elsewhere what an adapter adds to the last layer is left out of the log probabilities
+    of a prompt (vllm-project/vllm issues 29955 and 51594; found with 0.32).
     """
     from vllm.platforms import current_platform
 
-    if not (adapters_of(load) and current_platform.is_cpu()):
+    adapters = adapters_of(load).values()
+    if not adapters or not (current_platform.is_cpu() or adapt_head(adapters)):
         return None
     return UnsupportedOption(
-        "vLLM on a CPU gives no log probabilities of given tokens where it has adapters",
+        "vLLM gives no log probabilities of given tokens on a CPU where it has adapters, nor by"
+        " adapters of the last layer",
         option="continuation",
         hint="score with hf",
     )

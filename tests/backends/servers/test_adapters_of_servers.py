@@ -75,6 +75,24 @@ def test_an_adapter_that_the_server_has_not_loaded_is_refused(
     assert server.bodies == []
 
 
+@pytest.mark.parametrize("backend", ["vllm_server", "sglang_server"])
+@pytest.mark.parametrize("adapter", ["a", ""])
+def test_a_vllm_server_that_has_adapters_is_not_asked_to_score(
+    backend: str, adapter: str, server: FaultyServer, adapters: dict[str, Path]
+) -> None:
+    """On a CPU its engine ends of it, and what an adapter adds to the last layer is left out."""
+    row: Any = {"prompt": "a", "continuation": " b", "options": {"adapter": adapter}}
+    make = getattr(pg.backends, backend)
+    with make("embedded", base_url=server.url, retries=0, adapters=adapters) as route:
+        (slot,) = pg.score(route, [row])
+    assert len(server.bodies) == (backend == "sglang_server")
+    if backend == "vllm_server":
+        error = slot.failure()
+        assert isinstance(error, pg.UnsupportedOption)
+        assert "no log probabilities of given continuations" in error.message
+        assert "on a vLLM server without adapters" in error.hint
+
+
 def test_a_chat_server_takes_no_adapter(server: FaultyServer) -> None:
     route = pg.backends.openai_server("toy", base_url=server.url, dialect="vllm")
     with route:

@@ -220,7 +220,9 @@ def test_a_server_that_answers_without_scores_is_not_believed() -> None:
 def test_a_wire_that_says_nothing_of_scores_gives_none() -> None:
     with (
         FaultyServer() as server,
-        route_to(server, dataclasses.replace(vllm_dialect.VLLM, scores=False)) as route,
+        route_to(
+            server, dataclasses.replace(vllm_dialect.VLLM, scores=lambda facts: False)
+        ) as route,
     ):
         slot = pg.score(route, REQUESTS[:1])[0]
         assert isinstance(slot.failure(), pg.UnsupportedOption)

@@ -13,7 +13,9 @@ from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
+from safetensors.numpy import save_file
 from support.models import write_model
 
 import pipegen as pg
@@ -22,6 +24,7 @@ from pipegen.backends.vllm.start import HIGHEST, LOWEST, CannotStart, use_batch_
 from pipegen.engines.versions import NOT_RUN, bounds_in
 
 TWO = [{"prompt": "Hi"}, {"prompt": "Hello"}]
+WEIGHTS = "adapter_model.safetensors"
 ONE_TOKEN = pg.GenerationOptions(max_new_tokens=1)
 
 
@@ -164,6 +167,7 @@ def platform(monkeypatch: pytest.MonkeyPatch, kind: str, capability: int = 0) ->
     device = SimpleNamespace(
         device_type=kind,
         is_cuda=lambda: kind == "cuda",
+        is_cpu=lambda: kind == "cpu",
         has_device_capability=lambda least: capability >= least,
     )
     module: Any = ModuleType("vllm.platforms")
@@ -182,6 +186,25 @@ def test_a_device_without_a_batch_invariant_mode_is_refused(
         assert "leave deterministic out" in error.hint
     assert started == []
     assert pg.is_ok(pg.run(pg.backends.vllm("embedded"), TWO, ONE_TOKEN)[0])
+
+
+@pytest.mark.parametrize(
+    ("kind", "layer", "scores"),
+    [("cpu", "q_proj", False), ("cuda", "q_proj", True), ("cuda", "lm_head", False)],
+)
+def test_adapters_whose_scores_vllm_gets_wrong_are_not_scored(
+    kind: str, layer: str, scores: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    platform(monkeypatch, kind)
+    folders = {name: tmp_path / name for name in ("a", "b")}
+    for folder, name in zip(folders.values(), ("v_proj", layer), strict=True):
+        folder.mkdir()
+        weight = np.zeros((1, 4), np.float32)
+        save_file({f"base_model.model.{name}.lora_A.weight": weight}, folder / WEIGHTS)
+    adapters: Any = folders
+    error = start.unscored(pg.ModelLoadConfig(model="m", backend="vllm", adapters=adapters))
+    assert (error is None) is scores
+    assert start.unscored(pg.ModelLoadConfig(model="m", backend="vllm")) is None
 
 
 def test_a_vllm_that_was_imported_without_its_batch_invariant_mode_is_refused(
