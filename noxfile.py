@@ -271,7 +271,8 @@ def core_only(session: nox.Session) -> None:
 @shared()
 def typing(session: nox.Session) -> None:
     """Type-check pipegen, code as users write it, and benchmarks, with mypy and pyright, side by
-    side. Benchmarks replace what they measure and call peers without types, so less is asked of them.
+    side. Benchmarks replace what they measure and call peers without types: mypy alone reads them,
+    and asks less.
     """
     install(session, groups=("typing",))
     bench = ROOT / "tests" / "programs" / "bench"

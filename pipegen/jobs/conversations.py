@@ -129,14 +129,14 @@ def _part(part: TextPart | ImagePart) -> dict[str, str]:
 def with_turn(
     result: GenerationResult,
     request: ReadRequest,
-    fields: Mapping[str, Any],
+    turn_values: Mapping[str, Any],
 ) -> GenerationResult:
     """A result that was read back, with what `then` needs. It has none where that is not known.
 
-    request: reads the row's request, where it is needed. held: what its line says of it.
+    request: reads the row's request, where it is needed. turn_values: what its line says of it.
     """
     if result.samples:
-        sample_values = fields.get("samples") or [{}] * len(result.samples)
+        sample_values = turn_values.get("samples") or [{}] * len(result.samples)
         samples = [
             with_turn(*arguments)
             for arguments in zip(
@@ -144,16 +144,18 @@ def with_turn(
             )
         ]
         result = dataclasses.replace(result, samples=tuple(samples))
-    compact = fields.get("compact") or [None] * len(result.rounds or (result,))
-    if fields.get("unknown") or (result.previous is not None and "messages" not in fields):
+    compact = turn_values.get("compact") or [None] * len(result.rounds or (result,))
+    if turn_values.get("unknown") or (
+        result.previous is not None and "messages" not in turn_values
+    ):
         return result
     if result.image_digests and compact[-1] is None and result.prompt_token_ids:
         return result  # an earlier version wrote it
-    if not fields and not result.rounds:
+    if not turn_values and not result.rounds:
         return dataclasses.replace(result, turn=_LaterTurn(request))
-    first = _first(request, fields)
+    first = _first(request, turn_values)
     rounds: list[GenerationResult] = []
-    replies = fields.get("replies") or [[message] for message in _asked(request).turns]
+    replies = turn_values.get("replies") or [[message] for message in _asked(request).turns]
     if len(replies) != len(compact) - 1:
         return result
     for place, round_result in enumerate(result.rounds or (result,)):

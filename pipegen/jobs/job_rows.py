@@ -376,7 +376,7 @@ def _finished(
         if "token_logprobs" in values_with_id:
             return from_plain(values_with_id, Scored)
         slot = from_plain(values_with_id)
-        return slot.map(partial(with_turn, request=request, fields=turn)) if request else slot
+        return slot.map(partial(with_turn, request=request, turn_values=turn)) if request else slot
 
     parsed: Result[Slot[Any], Exception] = attempt(slot_of)
     if not is_ok(parsed):  # another version of pipegen wrote it

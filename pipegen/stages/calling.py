@@ -119,7 +119,7 @@ def _asking(engine: AnyBackend, encoded: Encoded, sent: Encoded) -> Asks[Raw]:
         scores = (None,)
         if len(ids) > 1:
             continued = _continued(encoded)
-            same = (continued.top, ids)
+            same = (continued.top, ids, encoded.options.adapter)
             scores = _logprobs((yield EngineRequest(engine, continued, shown=False, same=same)))
     if encoded.options.max_new_tokens == 0:
         raw = Raw(encoded=encoded, token_ids=())
@@ -302,17 +302,25 @@ def _unsupported(encoded: Encoded, engine: Any) -> UnsupportedOption | None:
     return None
 
 
-def _continued(encoded: Encoded) -> ScoreInput:
-    """The prompt as a continuation of its first token. Of its options none count: log probabilities
-    are the model's own.
+def to_score(
+    encoded: Encoded, prompt: Prompt, ids: tuple[int, ...], top_logprobs: int = 0
+) -> ScoreInput:
+    """These ids as the row's continuation of that prompt. Of its options the adapter alone counts: log
+    probabilities are the model's own.
     """
+    options = unchecked_replace(_NEUTRAL, adapter=encoded.options.adapter)
+    return ScoreInput(
+        encoded=unchecked_replace(encoded, prompt=prompt, options=options),
+        continuation=ids,
+        top=top_logprobs,
+    )
+
+
+def _continued(encoded: Encoded) -> ScoreInput:
+    """The prompt as a continuation of its first token."""
     ids = encoded.prompt.token_ids
     first: Prompt = unchecked_replace(encoded.prompt, token_ids=ids[:1], compact_token_ids=ids[:1])
-    return ScoreInput(
-        encoded=unchecked_replace(encoded, prompt=first, options=_NEUTRAL),
-        continuation=ids[1:],
-        top=encoded.options.top_logprobs or 0,
-    )
+    return to_score(encoded, first, ids[1:], encoded.options.top_logprobs or 0)
 
 
 def _logprobs(scores: TokenScores) -> PromptLogprobs:

@@ -39,8 +39,6 @@ from pipegen.records.call_form import CallForm, ValueForm
 from pipegen.records.engine_list import shown
 from pipegen.records.fields import unchecked_replace
 from pipegen.records.option_groups import StopOptions, StructuredOptions
-from pipegen.records.option_records import GenerationOptions
-from pipegen.records.options import resolve
 from pipegen.records.results import (
     Decoded,
     Encoded,
@@ -52,6 +50,7 @@ from pipegen.records.results import (
     TokenLogprob,
 )
 from pipegen.records.scores import ScoreInput
+from pipegen.stages.calling import to_score
 from pipegen.stages.ending import BY_ID, decode_row, with_texts
 from pipegen.stages.gather_samples import derive_seed
 
@@ -60,7 +59,6 @@ Asks: TypeAlias = Generator["EngineRequest | Slot[Any]", Any, T]
 """What a row wants, one thing after another. It is sent the value of each answer, and of each slot
 that it yields. The first failure among them is the row's, and ends it.
 """
-_NEUTRAL = resolve(GenerationOptions(max_new_tokens=1))
 
 
 def replayed(asks: Asks[Raw], answers: Iterable[Slot[object]]) -> EngineRequest | Slot[Raw]:
@@ -155,8 +153,7 @@ class _AnswerSoFar:
     def scored(self) -> ScoreInput:
         """All ids up to the last that was not generated, to be scored."""
         prompt: Prompt = unchecked_replace(self.asked.prompt, thought=None, call=None)
-        base: Encoded = unchecked_replace(self.asked, prompt=prompt, options=_NEUTRAL)
-        return ScoreInput(encoded=base, continuation=tuple(self.ids[: self.forced[-1] + 1]))
+        return to_score(self.asked, prompt, tuple(self.ids[: self.forced[-1] + 1]))
 
 
 def answer_in_parts(

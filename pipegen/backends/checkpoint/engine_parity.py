@@ -77,11 +77,6 @@ def _row(length: int) -> ScoreInput:
     return ScoreInput(encoded=encoded, continuation=ids[1:])
 
 
-def _worst(scored: Slot[TokenScores], other_scored: Slot[TokenScores]) -> float | None:
-    """The largest difference of two scores of a row; None where an engine refuses it."""
-    return all_of((scored, other_scored)).map(_most_apart).value_or(None)
-
-
 def _most_apart(scores: Sequence[TokenScores]) -> float:
     first, second = (score.logprobs for score in scores)
     return max(abs(mine - theirs) for mine, theirs in zip(first, second, strict=True))
@@ -97,8 +92,8 @@ def differs_beyond(text: Any, folder: Path, score: Score, other_score: Score) ->
     rows = _trial_rows(small)
     inputs = [row for _, row in rows]
     seen = [
-        _worst(mine, theirs)
-        for mine, theirs in zip(score(folder, inputs), other_score(folder, inputs), strict=True)
+        all_of(both).map(_most_apart).value_or(None)  # None where an engine refuses the row
+        for both in zip(score(folder, inputs), other_score(folder, inputs), strict=True)
     ]
     allowed = (
         max(_TOLERANCE, _ROUNDING * (seen[0] or 0.0))

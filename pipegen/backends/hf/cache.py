@@ -153,7 +153,8 @@ def columns_of(cache: Any, row_index: int, length: int, first: int, end: int) ->
     shared = length_of(chain)
     places = [
         (run.first + max(first - before, 0), min(run.end, run.first + end - before))
-        for run, before in zip(chain, _befores(chain), strict=True)
+        for place, run in enumerate(chain)
+        for before in [length_of(chain[:place])]
     ]
     own_first, own_end = max(first - shared, 0), max(end - shared, 0)
 
@@ -288,11 +289,6 @@ def _link(cache: Any, chains: Sequence[Chain]) -> None:
         place += 2
         if isinstance(layer, GrowingLayer | GrowingSlidingWindowLayer):
             layer.shared = SharedKeys(parts) if parts else None
-
-
-def _befores(chain: Chain) -> list[int]:
-    """How many tokens come before each run."""
-    return [length_of(chain[:place]) for place in range(len(chain))]
 
 
 def _written(

@@ -47,7 +47,7 @@ def logprobs_of(
     """One logprob for each of these tokens, `tokens_before` of which came before. Fails as `logprob` does,
     and where more is reported than was generated.
 
-    >>> logprobs_of([], (7,), seen=2).failure().message
+    >>> logprobs_of([], (7,), tokens_before=2).failure().message
     'there is no logprob of generated token 2 (id 7)'
     """
     if len(entries) > len(token_ids):

@@ -249,10 +249,6 @@ class ServerEngine(HasModelMetadata, HttpEngine[Encoded, Raw]):
         ready = await self._ready(continued.whole, call)
         if not is_ok(ready):
             return Failure(ready.failure())
-        if not self.wire.scores(self.known):
-            words = f"{self.server_root} gives no log probabilities of given continuations"
-            hint = "score with hf or sglang_server, or on a vLLM server without adapters"
-            return Failure(UnsupportedOption(words, option="continuation", hint=hint))
         scored: Slot[Any] = await self.sender.whole(
             _ScoringRow(self, *ready.unwrap(), continued=continued), call
         )
@@ -395,6 +391,10 @@ class _ScoringRow(_Whole):
     continued: ScoreInput = dataclasses.field(kw_only=True)
 
     def ask(self, facts: Facts) -> Slot[ServerRequest]:
+        if not self.engine.wire.scores(facts, self.asked.options.adapter):
+            words = f"{self.engine.server_root} gives no log probabilities of given continuations"
+            hint = "score with hf or sglang_server, or on a vLLM server without adapters"
+            return Failure(UnsupportedOption(words, option="continuation", hint=hint))
         return _Whole.ask(self, facts).map(
             lambda request: request._replace(
                 scored=len(self.continued.continuation), scored_top=self.continued.top

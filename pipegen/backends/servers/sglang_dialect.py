@@ -364,7 +364,7 @@ SGLANG = Wire(
     classify=lambda reply, request: classified("SGLang", reply, request, too_long),
     server_side_stops=server_side_stops,
     raw_stops=True,
-    scores=lambda facts: True,
+    scores=lambda facts, adapter: True,
     abort=abort,
     not_deterministic=lambda facts: (
         ""

@@ -481,7 +481,7 @@ VLLM = Wire(
     server_side_stops=server_side_stops,
     unsupported_words=unsupported_words,
     keeps_sizes=True,
-    scores=lambda facts: not facts.adapters,
+    scores=lambda facts, adapter: not (facts.adapters or adapter),
     not_deterministic=lambda facts: (
         ""
         if facts.about.get("VLLM_BATCH_INVARIANT") is True

@@ -190,9 +190,9 @@ class Wire:
     """Whether the server can be asked to keep images at sizes that its own processor would change:
     for a `resized` ask without `features`, `to_wire` then makes the request for them, and
     `from_wire` reads its answer."""
-    scores: Callable[[Facts], bool] = lambda facts: False
-    """Whether such a server can be asked for the log probabilities of a prompt's tokens
-    (`ServerRequest.scored`).
+    scores: Callable[[Facts, str | None], bool] = lambda facts, adapter: False
+    """Whether such a server can be asked for the log probabilities of a prompt's tokens, by that
+    adapter (`ServerRequest.scored`).
     """
     raw_stops: bool = False
     """Whether the server looks for stop strings where special tokens show, which to pipegen are

@@ -49,9 +49,10 @@ from pipegen.backends.vllm.start import (
     engine_arguments,
     refusals,
     starting,
+    unscored,
     use_batch_invariance,
 )
-from pipegen.core.errors import BackendFailed, CallFailed
+from pipegen.core.errors import BackendFailed, CallFailed, UnsupportedOption
 from pipegen.core.foreign_calls import Raised, guard, report
 from pipegen.core.slots import is_ok
 from pipegen.engines.settings import ModelLoadConfig
@@ -217,6 +218,8 @@ class Core:
         self._lock = threading.RLock()
         self.differs: Differs | None = None
         """Beyond which length it gives another text than transformers, as far as that is known."""
+        self.unscored: UnsupportedOption | None = None
+        """Why it does not score, where it does not."""
 
     @property
     def loaded(self) -> bool:
@@ -234,6 +237,7 @@ class Core:
                 with starting(self._checkpoint.load, self._checkpoint.source):
                     use_batch_invariance(self._checkpoint.load)
                     check_version()
+                    self.unscored = unscored(self._checkpoint.load)
                     self.differs = checked_lengths(
                         self._checkpoint, int(self.model_config().max_model_len)
                     )

@@ -223,14 +223,16 @@ def unscored(load: ModelLoadConfig) -> UnsupportedOption | None:
     ends, and elsewhere what an adapter adds to the last layer is left out of the log probabilities
     of a prompt (vllm-project/vllm issues 29955 and 51594; found with 0.32).
     """
+    adapters = adapters_of(load).values()
+    if not adapters:
+        return None
     from vllm.platforms import current_platform
 
-    adapters = adapters_of(load).values()
-    if not adapters or not (current_platform.is_cpu() or adapt_head(adapters)):
+    if not (current_platform.is_cpu() or adapt_head(adapters)):
         return None
     return UnsupportedOption(
-        "vLLM gives no log probabilities of given tokens on a CPU where it has adapters, nor by"
-        " adapters of the last layer",
+        "vLLM gives no log probabilities of given tokens on a CPU where it has adapters, nor where"
+        " one of them has weights for the last layer",
         option="continuation",
         hint="score with hf",
     )

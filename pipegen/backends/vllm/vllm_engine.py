@@ -31,7 +31,6 @@ from pipegen.backends.vllm.start import (
     leaves_out_times,
     refusals,
     takes_grammars,
-    unscored,
 )
 from pipegen.backends.vllm.vllm_rows import VLLMRow, differs, scores_of, vllm_prompt
 from pipegen.backends.vllm.vllm_sampling import (
@@ -215,9 +214,7 @@ class VLLMEngine(CheckpointEngine):
         """
         if isinstance(row, ScoreInput):
             wrong = (
-                unscored(self._checkpoint.load)
-                or fewer(row.top, self._most_logprobs)
-                or self._check(row.whole)
+                self._core.unscored or fewer(row.top, self._most_logprobs) or self._check(row.whole)
             )
             return (
                 Success((row.whole.prompt, scoring_params(row.top)))

@@ -177,6 +177,46 @@ def test_scores_and_choices_are_those_of_the_adapter(
     assert len({round(score, 3) for score in found[: len(mine) + 1]}) == len(mine) + 1
 
 
+def test_log_probabilities_of_prompts_and_forced_tokens_are_those_of_the_adapter(
+    adapters: dict[str, str], alone: Alone
+) -> None:
+    """Equal prompts share them where they have one adapter, and only there."""
+    names = ("a", "", "b", "a")
+    options: Any = {"max_new_tokens": 0, "prompt_logprobs": True}
+    prompts: list[Any] = [{**WORD, "options": {**options, "adapter": name}} for name in names]
+    message = {"role": "user", "content": "Say a word."}
+    tool = {"name": "say", "parameters": {"type": "object", "properties": {}}}
+    calls: list[Any] = [
+        {
+            "messages": [message],
+            "tools": [{"type": "function", "function": tool}],
+            "options": {
+                "adapter": name,
+                "max_new_tokens": 24,
+                "logprobs": True,
+                "tool_choice": "required",
+            },
+        }
+        for name in names
+    ]
+
+    def logprobs(slots: pg.Batch[pg.GenerationResult]) -> list[list[float]]:
+        return [
+            [entry.logprob for entry in result.prompt_logprobs or result.logprobs or () if entry]
+            for result in (slot.unwrap() for slot in slots)
+        ]
+
+    with pg.backends.hf("embedded", adapters=chosen(adapters, "a b")) as route:
+        found = logprobs(pg.run(route, prompts)), logprobs(pg.run(route, calls))
+    for name, of_prompt, of_call in zip(names, *found, strict=True):
+        options = {"adapter": None}
+        own = [{**row, "options": {**row["options"], **options}} for row in (prompts[0], calls[0])]
+        wanted = logprobs(pg.run(alone(name), own))
+        assert of_prompt == pytest.approx(wanted[0], abs=1e-4)
+        assert of_call == pytest.approx(wanted[1], abs=1e-4)
+    assert len({*map(tuple, found[0])}) == 3
+
+
 def test_a_conversation_goes_on_with_another_adapter_as_if_it_was_never_read(
     adapters: dict[str, str], alone: Alone
 ) -> None:

@@ -93,6 +93,19 @@ def test_a_vllm_server_that_has_adapters_is_not_asked_to_score(
         assert "on a vLLM server without adapters" in error.hint
 
 
+def test_a_vllm_server_that_lists_no_models_is_not_asked_to_score_by_an_adapter(
+    adapters: dict[str, Path],
+) -> None:
+    row: Any = {"prompt": "a", "continuation": " b", "options": {"adapter": "a"}}
+    with FaultyServer(answers={"/v1/models": (404, {})}) as server:
+        server.keeps_bodies = True
+        make, more = pg.backends.vllm_server, {"retries": 0, "served_model_name": "toy"}
+        with make("embedded", base_url=server.url, adapters=adapters, **more) as route:
+            (slot,) = pg.score(route, [row])
+    assert isinstance(slot.failure(), pg.UnsupportedOption)
+    assert server.bodies == []
+
+
 def test_a_chat_server_takes_no_adapter(server: FaultyServer) -> None:
     route = pg.backends.openai_server("toy", base_url=server.url, dialect="vllm")
     with route:

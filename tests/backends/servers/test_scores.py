@@ -221,7 +221,7 @@ def test_a_wire_that_says_nothing_of_scores_gives_none() -> None:
     with (
         FaultyServer() as server,
         route_to(
-            server, dataclasses.replace(vllm_dialect.VLLM, scores=lambda facts: False)
+            server, dataclasses.replace(vllm_dialect.VLLM, scores=lambda facts, adapter: False)
         ) as route,
     ):
         slot = pg.score(route, REQUESTS[:1])[0]

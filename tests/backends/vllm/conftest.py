@@ -207,6 +207,9 @@ def started(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[list[St
         },
         "vllm.exceptions": {},
         "vllm.envs": {"VLLM_ENABLE_V1_MULTIPROCESSING": True},
+        "vllm.platforms": {
+            "current_platform": SimpleNamespace(device_type="cpu", is_cpu=lambda: True)
+        },
         "vllm.usage": {},
         "vllm.usage.usage_lib": {
             "UsageContext": Enum("UsageContext", ["LLM_CLASS", "ENGINE_CONTEXT"])
