@@ -70,8 +70,6 @@ ANY, ANY_IN_CORE = 1_965, 30
 """How often `Any` may stand in the package, and in its core."""
 OPENED = {"records": 4, "stages": 23}
 """How often these rooms may call `is_ok` or `unwrap`, where a Result is not chained."""
-MORE_TYPES = 780
-"""How many types the parameters of one name in one room have, beyond one each."""
 STEP_FIELDS = 10
 """How many fields a step of a pipe may have."""
 WITHOUT_A_LAW = {
@@ -202,8 +200,6 @@ class File(NamedTuple):
     """How often `Any` stands in it."""
     opened: int
     """How often it calls `is_ok` or `unwrap`."""
-    parameters: set[tuple[str, str]]
-    """The names of parameters with their types, but for `| None`."""
     silent: list[int]
     """Lines that catch every exception, and do not raise again."""
     says_what_it_is_for: bool
@@ -247,11 +243,6 @@ def file(name: str) -> File:
         sum(
             isinstance(node, ast.Call) and _name(node.func) in ("is_ok", "unwrap") for node in nodes
         ),
-        {
-            (node.arg, ast.unparse(node.annotation).removesuffix(" | None"))
-            for node in nodes
-            if isinstance(node, ast.arg) and node.annotation is not None
-        },
         [
             node.lineno
             for node in broad
@@ -423,15 +414,6 @@ def test_where_a_result_is_chained_it_is_opened_no_more_often_than_it_was() -> N
         for room in OPENED
     }
     assert {room: count for room, count in opened.items() if count > OPENED[room]} == {}
-
-
-def test_a_parameters_name_has_no_more_types_in_a_room_than_it_had() -> None:
-    """A name that stands for several things says what none of them is. The bound only falls."""
-    types: dict[tuple[str, str], set[str]] = {}
-    for name in FILES:
-        for parameter, hint in file(name).parameters:
-            types.setdefault((name.partition("/")[0], parameter), set()).add(hint)
-    assert sum(len(hints) - 1 for hints in types.values()) <= MORE_TYPES
 
 
 def test_toolz_is_reached_through_one_file() -> None:

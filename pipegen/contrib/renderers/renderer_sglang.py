@@ -95,7 +95,7 @@ def _vocab_size(renderer: object) -> int | None:
 
 
 def sampling_params(
-    sampling: Mapping[str, object], stop_token_ids: Sequence[int]
+    given: Mapping[str, object], stop_token_ids: Sequence[int]
 ) -> dict[str, object]:
     """vLLM's sampling parameters with SGLang's names and vLLM's defaults. Raises `ValueError` for
     one that SGLang does not have.
@@ -104,7 +104,7 @@ def sampling_params(
     {'skip_special_tokens': False, 'max_new_tokens': 7, 'sampling_seed': 1, 'top_k': -1, 'stop_token_ids': [99], 'no_stop_trim': True}
     """
     params: dict[str, object] = {}
-    for name, value in sampling.items():
+    for name, value in given.items():
         if value is None or name in OURS:
             continue
         if name not in RENAMED and name not in SAME:
