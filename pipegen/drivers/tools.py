@@ -331,8 +331,8 @@ class Tools:
             content = content_of(given)
             if not is_error(given):
                 return content
-            if fails and is_ok(content):
-                return Failure(StageFailed(text_of(content.unwrap())))
+            if fails:
+                return content.bind(_failure)
             return content.map(lambda known: f"error: {text_of(known)}")
 
         def named(error: GenerationError) -> GenerationError:
@@ -397,6 +397,10 @@ def _opened(
     own = _within(made, maker.timeout, traced=True).alt(not_made).bind(lambda given: given)
     scope.value = own.value_or(None)
     return own.map(lambda known: dataclasses.replace(request, tools=known.schemas))
+
+
+def _failure(content: Content) -> Slot[Content]:
+    return Failure(StageFailed(text_of(content)))
 
 
 def _is_failure(given: Any) -> bool:

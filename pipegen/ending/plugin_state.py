@@ -21,13 +21,14 @@ from typing import Any, NamedTuple, TypeVar
 
 from returns.result import Failure, Result, Success
 
-from pipegen.core.errors import PluginFailed
+from pipegen.core.errors import GenerationError, PluginFailed
 from pipegen.core.foreign_calls import guard_result
 from pipegen.core.slots import is_ok
 from pipegen.engines.plugin import Plugin
 from pipegen.records.frozen import printed
 
 T = TypeVar("T")
+E = TypeVar("E", bound=GenerationError)
 
 
 class Halt(NamedTuple):
@@ -39,9 +40,7 @@ class Halt(NamedTuple):
     kept: int
 
 
-def ask_plugin(
-    plugin: Plugin, work: Callable[[], Result[T, PluginFailed]]
-) -> Result[T, PluginFailed]:
+def ask_plugin(plugin: Plugin, work: Callable[[], Result[T, E]]) -> Result[T, E | PluginFailed]:
     """The result of `work`, which calls the plugin and reads its answer; `PluginFailed` if either
     raises.
 

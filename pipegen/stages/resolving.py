@@ -9,7 +9,7 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, cast
 
-from returns.result import Failure, Result, Success
+from returns.result import Failure, Success
 
 from pipegen.core.backend import require_backend
 from pipegen.core.errors import (
@@ -21,7 +21,7 @@ from pipegen.core.errors import (
 )
 from pipegen.core.names import InvalidField, nearest
 from pipegen.core.pipe import Pipe, batch_stage, pipe_of
-from pipegen.core.slots import Slot, is_ok
+from pipegen.core.slots import Slot
 from pipegen.ending.plugin_state import ask_plugin
 from pipegen.engines.capabilities import ENGINES, Capabilities, missing
 from pipegen.engines.model import Model, TokenModel, reader_of
@@ -190,21 +190,10 @@ def check_support(
                 " Path(name).read_bytes()"
             )
             return Failure(bad_source(source, index, message, hint=hint))
-    supported = _supported(resolved.options, capabilities)
-    if not is_ok(supported):
-        return Failure(supported.failure())
+    supported = _supported(resolved.options, capabilities).map(lambda _: resolved)
     for plugin in plugins:
-        answer = ask_plugin(plugin, functools.partial(_reason, plugin, resolved.request))
-        if not is_ok(answer):
-            return Failure(answer.failure())
-        if answer.unwrap() is not None:
-            return Failure(
-                UnsupportedPlugin(
-                    f"plugin {plugin.name!r} does not fit this request: {answer.unwrap()}",
-                    plugin=plugin.name,
-                )
-            )
-    return Success(resolved)
+        supported = supported.bind(functools.partial(_takes, plugin))
+    return supported
 
 
 def _not_taken(sources: Sequence[ImageSource], capabilities: Capabilities) -> str | None:
@@ -252,11 +241,19 @@ def _answered(resolved: ResolvedRequest) -> InvalidRequest | None:
     )
 
 
-def _reason(plugin: Plugin, request: GenerationRequest) -> Result[str | None, PluginFailed]:
-    """Why the plugin does not take the request; None where it does."""
-    reason: object = plugin.refuses(request) if plugin.refuses is not None else None
-    if reason is None or isinstance(reason, str):
-        return Success(reason)
+def _takes(plugin: Plugin, resolved: ResolvedRequest) -> Slot[ResolvedRequest]:
+    """The request, where the plugin takes it."""
+    return ask_plugin(plugin, functools.partial(_judged, plugin, resolved))
+
+
+def _judged(plugin: Plugin, resolved: ResolvedRequest) -> Slot[ResolvedRequest]:
+    refuses = plugin.refuses
+    reason: object = refuses(resolved.request) if refuses is not None else None
+    if reason is None:
+        return Success(resolved)
+    if isinstance(reason, str):
+        message = f"plugin {plugin.name!r} does not fit this request: {reason}"
+        return Failure(UnsupportedPlugin(message, plugin=plugin.name))
     return Failure(
         PluginFailed(
             f"plugin {plugin.name!r} refused with {type(reason).__name__}; refuses gives a reason"

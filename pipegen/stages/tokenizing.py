@@ -24,7 +24,7 @@ from returns.result import Failure, Success
 from pipegen.core.errors import InvalidRequest, TemplateFailed, UnsupportedMultimodal
 from pipegen.core.foreign_calls import call_tokenizer
 from pipegen.core.pipe import Pipe, batch_stage
-from pipegen.core.slots import Slot, is_ok
+from pipegen.core.slots import Slot
 from pipegen.ending.length import check_length
 from pipegen.engines.model import TokenModel, reader_of
 from pipegen.engines.protocol import TokenEngine, require_token_engine
@@ -60,14 +60,12 @@ def tokenize(engine: TokenEngine) -> Pipe[Rendered, Encoded]:
     read = reader_of(engine)
 
     def prepare(_: Sequence[Rendered]) -> Callable[[Rendered], Slot[Encoded]]:
-        if not is_ok(slot := read()):
-            return lambda rendered: slot
-        model: TokenModel = slot.unwrap()
-        longest = model.capabilities.context_length
+        slot = read()
         prompts: dict[Hashable, list[Slot[Prompt]]] = {}
 
-        def encoded(rendered: Rendered) -> Slot[Encoded]:
+        def encoded(rendered: Rendered, model: TokenModel) -> Slot[Encoded]:
             requested = rendered.options.max_prompt_tokens
+            longest = model.capabilities.context_length
             limit = (
                 longest
                 if requested is None
@@ -84,7 +82,7 @@ def tokenize(engine: TokenEngine) -> Pipe[Rendered, Encoded]:
                 )
             )
 
-        return encoded
+        return lambda rendered: slot.bind(functools.partial(encoded, rendered))
 
     return batch_stage(
         "tokenize",

@@ -50,7 +50,7 @@ from pipegen.core.errors import (
 )
 from pipegen.core.foreign_calls import attempt
 from pipegen.core.names import InvalidField
-from pipegen.core.slots import Slot, is_ok
+from pipegen.core.slots import Slot
 from pipegen.engines.settings import ModelLoadConfig
 from pipegen.media.image import prepare
 from pipegen.media.sizes import ImageSpec, fit
@@ -494,15 +494,15 @@ class Checkpoint:
             messages = [{"role": "user", "content": parts}]
             return self.renderer.render(messages, tools=(), template=None, variables={})
 
+        def framed(texts: Sequence[str]) -> str:
+            bare, one, two = texts
+            before = bare[: bare.find(_WORDS)]
+            frame = one[len(before) : one.find(_WORDS)] if one.startswith(before) else ""
+            alike = frame.count(placeholder) == 1 and f"{before}{frame}{frame}{_WORDS}" in two
+            return frame if alike else placeholder
+
         # a template may raise, such as for a list of parts
-        texts = attempt(lambda: tuple(rendered(images) for images in range(3)))
-        if not is_ok(texts):
-            return placeholder
-        bare, one, two = texts.unwrap()
-        before = bare[: bare.find(_WORDS)]
-        framed = one[len(before) : one.find(_WORDS)] if one.startswith(before) else ""
-        alike = framed.count(placeholder) == 1 and f"{before}{framed}{framed}{_WORDS}" in two
-        return framed if alike else placeholder
+        return attempt(lambda: [*map(rendered, range(3))]).map(framed).value_or(placeholder)
 
     def check_placeholders(self, prompt: Prompt) -> InvalidRequest | None:
         """What is wrong where a prompt does not hold exactly the placeholders of its images. A

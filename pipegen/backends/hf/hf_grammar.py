@@ -23,7 +23,7 @@ from pipegen.backends.checkpoint.checkpoint import Checkpoint
 from pipegen.backends.hf.hf_rows import HFRow
 from pipegen.core.errors import GenerationError, UnsupportedOption
 from pipegen.core.foreign_calls import Raised, guard
-from pipegen.core.slots import Slot, is_ok
+from pipegen.core.slots import Slot
 from pipegen.records.engine_list import shown
 from pipegen.records.option_records import GenerationOptions
 
@@ -103,11 +103,8 @@ class Grammars:
         if not name:
             return Success(None)
         refused = unsupported_with_form(options, "hf", masked_here=True)
-        text = grammar_of(
-            options, checkpoint.tokenizer, checkpoint.eos_token_ids, checkpoint.vocab_size, "hf"
-        )
-        if refused is not None or not is_ok(text):
-            return Failure(refused or text.failure())
+        if refused is not None:
+            return Failure(refused)
 
         def unread(raised: Raised) -> GenerationError:
             return UnsupportedOption(
@@ -117,16 +114,20 @@ class Grammars:
                 option=name,
             )
 
-        with self._lock:
-            matcher = guard(lambda: self._compiled(text.unwrap()).deep_copy(), unread)
-        if not is_ok(matcher):
-            return Failure(matcher.failure())
-        wrong = broken(name, matcher.unwrap())
-        return (
-            Success(RowGrammar(name, matcher.unwrap(), self._tokenizer.vocab_size))
-            if wrong is None
-            else Failure(wrong)
+        def compiled(text: str | None) -> Slot[object]:
+            with self._lock:
+                return guard(lambda: self._compiled(text).deep_copy(), unread)
+
+        def of_row(compiled_form: object) -> Slot[RowGrammar]:
+            wrong = broken(name, compiled_form)
+            if wrong is not None:
+                return Failure(wrong)
+            return Success(RowGrammar(name, compiled_form, self._tokenizer.vocab_size))
+
+        text = grammar_of(
+            options, checkpoint.tokenizer, checkpoint.eos_token_ids, checkpoint.vocab_size, "hf"
         )
+        return text.bind(compiled).bind(of_row)
 
     def _compile(self, text: str) -> Any:
         from llguidance import LLMatcher, LLTokenizer

@@ -16,7 +16,7 @@ import json
 from collections.abc import Callable, Mapping
 from typing import TypeAlias
 
-from returns.result import Failure, Success
+from returns.result import Success
 
 from pipegen.backends.servers.logprobs import (
     entries_in,
@@ -28,7 +28,7 @@ from pipegen.backends.servers.logprobs import (
 )
 from pipegen.backends.servers.reading import found, ids_of, malformed, usage_of
 from pipegen.backends.servers.wire import Completion, ServerRequest
-from pipegen.core.slots import Slot, is_ok
+from pipegen.core.slots import Slot
 from pipegen.records.answer_parts import whole_number
 from pipegen.records.finish_words import word_of
 
@@ -112,17 +112,20 @@ def read_choice(
         if isinstance(meta, Mapping)
         else scores_of_tables(found(("prompt_logprobs",), choice, answer), request)
     )
-    for slot in (token_ids, prompt_ids, scores, logprobs):
-        if not is_ok(slot):
-            return Failure(slot.failure())
-    return Success(
-        Completion(
-            token_ids=token_ids.unwrap(),
-            logprobs=logprobs.unwrap(),
-            finish=word_of(finish),
-            stop=stop if isinstance(stop, (int, str)) else None,
-            prompt_token_ids=prompt_ids.unwrap(),
-            usage=usage_of(answer.get("usage")),
-            scores=scores.unwrap(),
+    return token_ids.bind(
+        lambda made: prompt_ids.bind(
+            lambda sent: scores.bind(
+                lambda scored: logprobs.map(
+                    lambda entries: Completion(
+                        token_ids=made,
+                        logprobs=entries,
+                        finish=word_of(finish),
+                        stop=stop if isinstance(stop, (int, str)) else None,
+                        prompt_token_ids=sent,
+                        usage=usage_of(answer.get("usage")),
+                        scores=scored,
+                    )
+                )
+            )
         )
     )

@@ -30,6 +30,7 @@ import secrets
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar, cast
 
+from returns.methods import unwrap_or_failure
 from returns.result import Failure, Success
 
 from pipegen.backends.http.access import Access
@@ -463,8 +464,7 @@ class Sender:
                 request,
             )
 
-        outcome = guard(classified, failed)
-        return outcome.unwrap() if is_ok(outcome) else outcome.failure()
+        return unwrap_or_failure(guard(classified, failed))
 
     async def _abort(self, rid: str) -> None:
         if self.wire.abort is not None:

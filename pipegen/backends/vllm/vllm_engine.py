@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from returns.methods import unwrap_or_failure
 from returns.result import Failure, Result, Success
 
 from pipegen.answer.barred import spellings
@@ -316,18 +318,15 @@ class VLLMSession:
             self._waiting.take([0])
             asked = self._engine._asked(row)
             adapter = row.encoded.options.adapter or ""
-            refused = (
-                self._queue(running, position, adapter, *asked.unwrap())
-                if is_ok(asked)
-                else asked.failure()
-            )
+            refused = unwrap_or_failure(asked.map(partial(self._queue, running, position, adapter)))
             if refused is not None:
                 self._refused.append(RowDone(row=position, slot=Failure(refused)))
 
     def _queue(
-        self, running: Running, position: int, adapter: str, prompt: Prompt, params: Any
+        self, running: Running, position: int, adapter: str, prompt_and_params: tuple[Prompt, Any]
     ) -> GenerationError | None:
-        """Queue a row, or say why vLLM refuses it."""
+        """Queue a row with its sampling parameters, or say why vLLM refuses it."""
+        prompt, params = prompt_and_params
         checkpoint, name = self._engine._checkpoint, f"pipegen-{uuid.uuid4().hex}"
 
         def add() -> GenerationError | None:
