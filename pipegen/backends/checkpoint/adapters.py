@@ -24,7 +24,13 @@ _SUFFIX = re.compile(r"\.(lora_\w+|base_layer)(\.default)?(\.weight|\.bias)?$")
 class BadAdapter(ValueError):
     """An adapter that is not one of the model's, as a whole, or that cannot be read."""
 
-    hint = "use the adapter that was made for this model, or the model it was made for"
+    def __init__(
+        self,
+        message: str,
+        hint: str = "use the adapter that was made for this model, or the model it was made for",
+    ) -> None:
+        super().__init__(message)
+        self.hint = hint
 
 
 def refuse_parts(

@@ -122,7 +122,7 @@ def _read_model(checkpoint: Checkpoint) -> Any:
                 f" such as {some}: it is not a whole generative checkpoint"
             )
         for place, adapter in enumerate(adapters_of(load).values(), 1):
-            _load_adapter(model, adapter, inner_name(place))
+            _load_adapter(model, adapter, inner_name(place), per_row=bool(load.adapters))
         if load.device_map is None:
             model.to(pick_device(load.device))
         if load.adapters:
@@ -135,12 +135,19 @@ def _read_model(checkpoint: Checkpoint) -> Any:
     return model
 
 
-def _load_adapter(model: Any, adapter: str, name: str) -> None:
+def _load_adapter(model: Any, adapter: str, name: str, *, per_row: bool) -> None:
     """Load an adapter, all of it, under a name of its own. Raises `BadAdapter` where peft takes
-    none of it, or would take it in part and say nothing.
+    none of it, or would take it in part and say nothing; with `per_row`, where it would change rows
+    without it.
     """
     config = adapter_config(adapter)
     check_shapes(adapter, config, weight_shapes(adapter), model)
+    if per_row and config.get("bias", "none") != "none":
+        raise BadAdapter(
+            f"the adapter {adapter!r} has bias={config['bias']!r}: its biases take the place of the"
+            " model's own, for the rows of all adapters",
+            hint="load it for all rows, with adapter= in the place of adapters=",
+        )
     try:
         report = model.load_adapter(
             adapter, adapter_name=name, adapter_state_dict=tensors_of(adapter, config)

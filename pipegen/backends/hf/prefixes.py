@@ -467,8 +467,6 @@ class Prefixes:
         if not images and not row.adapter:
             return Marked(row.sequence)
         ids: list[Hashable] = list(row.sequence)
-        if row.adapter:
-            ids[0] = row.adapter, ids[0]
         places = {
             is_video: iter(
                 [position for position, token in enumerate(row.sequence) if token == piece]
@@ -487,6 +485,8 @@ class Prefixes:
                 ids[position] = name
             if positions:
                 runs.append((positions[0], positions[-1] + 1))
+        if row.adapter:  # the first may be a piece of an image
+            ids[0] = row.adapter, ids[0]
         if runs and not self._reads_images:
             runs = [(runs[0][0], runs[-1][1])]
         return Marked(tuple(ids), tuple(runs))

@@ -43,6 +43,7 @@ def adapters(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
         "images": write_adapter(root / "images", 5, IMAGES),
         "head": write_adapter(root / "head", 6, modules_to_save=["lm_head"]),
         "tokens": write_adapter(root / "tokens", 7, trainable_token_indices=[5, 6, 70]),
+        "biases": write_adapter(root / "biases", 8, IMAGES, bias="lora_only"),
     }
 
 
@@ -215,6 +216,41 @@ def test_log_probabilities_of_prompts_and_forced_tokens_are_those_of_the_adapter
         assert of_prompt == pytest.approx(wanted[0], abs=1e-4)
         assert of_call == pytest.approx(wanted[1], abs=1e-4)
     assert len({*map(tuple, found[0])}) == 3
+
+
+IMAGE_FIRST = "{% for m in messages %}{% for p in m.content %}{% if p.type == 'image' %}<|image_pad|>{% else %}{{ p.text }}{% endif %}{% endfor %}{% endfor %}"
+
+
+def test_a_prompt_that_begins_with_an_image_is_shared_by_rows_of_one_adapter_alone(
+    adapters: dict[str, str], alone: Alone
+) -> None:
+    parts = [{"type": "image", "path": SHAPES}, {"type": "text", "text": COMMON}]
+    row: Any = {"messages": [{"role": "user", "content": parts}]}
+    options: Any = {
+        "max_new_tokens": 6, "ignore_eos": True, "logprobs": True, "template": IMAGE_FIRST,
+    }  # fmt: skip
+    with pg.backends.hf("embedded", adapters=chosen(adapters, "a b")) as route:
+        found = [
+            pg.run(route, [row], {**options, "adapter": name})[0].unwrap()
+            for name in ("a", "b", "", "a")
+        ]
+    image = found[0].prompt_token_ids[0]
+    assert found[0].prompt_token_ids[1] == image
+    for name, result in zip(("a", "b", "", "a"), found, strict=True):
+        expected = pg.run(alone(name), [row], options)[0].unwrap()
+        assert result.token_ids == expected.token_ids
+        assert [entry.logprob for entry in result.logprobs or ()] == pytest.approx(
+            [entry.logprob for entry in expected.logprobs or ()], abs=1e-4
+        )
+
+
+def test_an_adapter_that_changes_the_models_own_biases_is_for_all_rows(
+    adapters: dict[str, str], alone: Alone
+) -> None:
+    with pg.backends.hf("embedded", adapters=chosen(adapters, "biases a")) as route:
+        error = pg.run(route, [WORD])[0].failure()
+    assert "bias='lora_only'" in error.message and "adapter=" in error.hint
+    assert pg.run(alone("biases"), [WORD])[0].unwrap().text
 
 
 def test_a_conversation_goes_on_with_another_adapter_as_if_it_was_never_read(
