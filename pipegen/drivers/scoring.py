@@ -225,8 +225,8 @@ def continued_by(request: Request, choice: Any) -> Slot[GenerationRequest]:
     if isinstance(request, Result):
         return request.bind(lambda record: continued_by(record, choice))
     if isinstance(request, GenerationRequest):
-        fields = ("id", "messages", "prompt", "prompt_token_ids", "tools", "options")
-        request = {name: getattr(request, name) for name in fields}
+        fields = dataclasses.fields(GenerationRequest)
+        request = {field.name: getattr(request, field.name) for field in fields}
     return request_from(
         {**request, "continuation": choice} if isinstance(request, Mapping) else request
     )

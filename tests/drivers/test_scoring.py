@@ -211,6 +211,21 @@ def test_a_request_in_any_form_has_choices(request_: Any) -> None:
     assert len(choose(["a", "b"], request_).unwrap().choices) == 2
 
 
+def test_a_choice_goes_on_as_its_request_does() -> None:
+    """With the ids of the turns before it, and with what was carried along."""
+    pipe = route()[0]
+    first = pg.run(pipe, [{"messages": [{"role": "user", "content": "Hi"}]}])[0].unwrap()
+    following = first.then("And?")
+    chosen = pg.choose(pipe, following, ["a", "b"]).unwrap().choices
+    continued = [first.then("And?", continuation=choice) for choice in ("a", "b")]
+    scored = [slot.unwrap() for slot in pg.score(pipe, continued)]
+    assert [(one.logprob, one.prompt_token_ids) for one in chosen] == [
+        (one.logprob, one.prompt_token_ids) for one in scored
+    ]
+    turns = pg.GenerationRequest(messages=[pg.Message(role="user", content="Hi")], turns=["And?"])
+    assert "turns" in pg.choose(pipe, turns, ["a"]).failure().message
+
+
 def test_one_choice_that_fails_fails_the_whole() -> None:
     assert isinstance(choose(["a", ""]).failure(), pg.InvalidRequest)
     assert isinstance(choose(["a", [10**6]]).failure(), pg.InvalidRequest)
