@@ -46,6 +46,8 @@ class ScoreInput:
     """Whether the ids of both spell another text than the request gave; see `Scored.joined`."""
     top: int = 0
     """How many of the likeliest tokens of each place are asked for too."""
+    option: str = "continuation"
+    """What asks for it: a request's continuation, or the option `prompt_logprobs` or `logprobs`."""
 
     @property
     def token_ids(self) -> tuple[int, ...]:

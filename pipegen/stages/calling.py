@@ -303,7 +303,7 @@ def _unsupported(encoded: Encoded, engine: Any) -> UnsupportedOption | None:
 
 
 def to_score(
-    encoded: Encoded, prompt: Prompt, ids: tuple[int, ...], top_logprobs: int = 0
+    encoded: Encoded, prompt: Prompt, ids: tuple[int, ...], top_logprobs: int, *, option: str
 ) -> ScoreInput:
     """These ids as the row's continuation of that prompt. Of its options the adapter alone counts: log
     probabilities are the model's own.
@@ -313,6 +313,7 @@ def to_score(
         encoded=unchecked_replace(encoded, prompt=prompt, options=options),
         continuation=ids,
         top=top_logprobs,
+        option=option,
     )
 
 
@@ -320,7 +321,8 @@ def _continued(encoded: Encoded) -> ScoreInput:
     """The prompt as a continuation of its first token."""
     ids = encoded.prompt.token_ids
     first: Prompt = unchecked_replace(encoded.prompt, token_ids=ids[:1], compact_token_ids=ids[:1])
-    return to_score(encoded, first, ids[1:], encoded.options.top_logprobs or 0)
+    top = encoded.options.top_logprobs or 0
+    return to_score(encoded, first, ids[1:], top, option="prompt_logprobs")
 
 
 def _logprobs(scores: TokenScores) -> PromptLogprobs:

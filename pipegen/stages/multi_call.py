@@ -153,7 +153,9 @@ class _AnswerSoFar:
     def scored(self) -> ScoreInput:
         """All ids up to the last that was not generated, to be scored."""
         prompt: Prompt = unchecked_replace(self.asked.prompt, thought=None, call=None)
-        return to_score(self.asked, prompt, tuple(self.ids[: self.forced[-1] + 1]))
+        top = self.asked.options.top_logprobs or 0
+        ids = tuple(self.ids[: self.forced[-1] + 1])
+        return to_score(self.asked, prompt, ids, top, option="logprobs")
 
 
 def answer_in_parts(
@@ -201,7 +203,7 @@ def answer_in_parts(
         final = unchecked_replace(raw, encoded=answer)
     if options.logprobs is True and written.forced:
         scores = yield EngineRequest(engine, written.scored(), shown=False)
-        _fill(written, scores, top=bool(options.top_logprobs))
+        _fill(written, scores)
     if encoded.prompt.call is not None and last is None:
         forced = tuple(index - start for index in written.forced if index >= start)
         final = unchecked_replace(
@@ -339,11 +341,11 @@ def _called(written: _AnswerSoFar, form: CallForm) -> Asks[Raw]:
     return unchecked_replace(raw, call=(name, text) if is_json else None)
 
 
-def _fill(written: _AnswerSoFar, scores: Any, *, top: bool) -> None:
+def _fill(written: _AnswerSoFar, scores: Any) -> None:
     """The log probabilities of what was not generated."""
     for index in written.forced:
         written.logprobs[index] = TokenLogprob(
             token_id=written.ids[index],
             logprob=scores.logprobs[index],
-            top=(scores.likeliest[index],) if top else (),
+            top=scores.top[index] if scores.top else (),
         )

@@ -62,7 +62,7 @@ def test_each_row_has_the_ids_of_its_adapter(
         if engine == "sglang":
             assert [slot.unwrap().logprob for slot in found] == pytest.approx(scores, abs=1e-3)
         else:
-            assert "gives no log probabilities of given continuations" in found[0].failure().message
+            assert "gives no log probabilities of given tokens" in found[0].failure().message
         error = pg.run(served, [chat("Hi", greedy(adapter="c"))])[0].failure()
     assert isinstance(error, pg.UnsupportedOption)
     assert "has no adapter 'c': its adapters are a, b" in error.message

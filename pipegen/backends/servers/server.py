@@ -392,9 +392,10 @@ class _ScoringRow(_Whole):
 
     def ask(self, facts: Facts) -> Slot[ServerRequest]:
         if not self.engine.wire.scores(facts, self.asked.options.adapter):
-            words = f"{self.engine.server_root} gives no log probabilities of given continuations"
-            hint = "score with hf or sglang_server, or on a vLLM server without adapters"
-            return Failure(UnsupportedOption(words, option="continuation", hint=hint))
+            words = f"{self.engine.server_root} gives no log probabilities of given tokens"
+            hint = "ask hf or sglang_server, or a vLLM server without adapters"
+            option = self.continued.option
+            return Failure(UnsupportedOption(words, option=option, hint=hint))
         return _Whole.ask(self, facts).map(
             lambda request: request._replace(
                 scored=len(self.continued.continuation), scored_top=self.continued.top

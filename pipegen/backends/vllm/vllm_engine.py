@@ -7,6 +7,7 @@ and plugins are pipegen's, token by token.
 
 from __future__ import annotations
 
+import dataclasses
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
@@ -215,8 +216,11 @@ class VLLMEngine(CheckpointEngine):
         what it would change, what only the running engine knows, and what it refuses.
         """
         if isinstance(row, ScoreInput):
+            unscored = self._core.unscored
             wrong = (
-                self._core.unscored or fewer(row.top, self._most_logprobs) or self._check(row.whole)
+                (unscored and dataclasses.replace(unscored, option=row.option))
+                or fewer(row.top, self._most_logprobs)
+                or self._check(row.whole)
             )
             return (
                 Success((row.whole.prompt, scoring_params(row.top)))

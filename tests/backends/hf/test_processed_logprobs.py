@@ -162,13 +162,25 @@ def test_the_form_of_an_answer_and_processors_of_plugins_count() -> None:
         assert values(result) == pytest.approx([even] * len(result.token_ids), abs=CLOSE)
 
 
+LOOK = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
+
+
+def forced(**options: Any) -> pg.GenerationResult:
+    asked = {"messages": [{"role": "user", "content": "Look."}], "tools": [LOOK]}
+    return pg.run(embedded(), [asked], {"tool_choice": "look", "max_new_tokens": 40, **options})[
+        0
+    ].unwrap()
+
+
+@pytest.mark.parametrize("top", [0, 1, 3])
+def test_what_is_forced_has_as_many_likeliest_tokens_as_all_else(top: int) -> None:
+    result = forced(logprobs=True, top_logprobs=top)
+    assert result.forced and result.logprobs is not None
+    assert {len(token.top) for token in result.logprobs} == {top}
+
+
 def test_what_is_forced_is_certain_and_is_not_scored() -> None:
-    tool = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
-    asked = {"messages": [{"role": "user", "content": "Look."}], "tools": [tool]}
-    options = {
-        "logprobs": "processed", "top_logprobs": 1, "tool_choice": "look", "max_new_tokens": 40,
-    }  # fmt: skip
-    result = pg.run(embedded(), [asked], options)[0].unwrap()
+    result = forced(logprobs="processed", top_logprobs=1)
     assert result.forced and result.logprobs is not None
     for place in result.forced:
         token = result.logprobs[place]

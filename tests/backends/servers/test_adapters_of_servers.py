@@ -89,8 +89,23 @@ def test_a_vllm_server_that_has_adapters_is_not_asked_to_score(
     if backend == "vllm_server":
         error = slot.failure()
         assert isinstance(error, pg.UnsupportedOption)
-        assert "no log probabilities of given continuations" in error.message
-        assert "on a vLLM server without adapters" in error.hint
+        assert "no log probabilities of given tokens" in error.message
+        assert (error.option, "a vLLM server without adapters" in error.hint) == (
+            "continuation",
+            True,
+        )
+
+
+def test_what_takes_scores_is_named_where_a_vllm_server_is_not_asked_for_them(
+    server: FaultyServer, adapters: dict[str, Path]
+) -> None:
+    options = {"adapter": "a", "prompt_logprobs": True}
+    (slot,) = asked(
+        "vllm_server", server, [{"prompt": "a b c d", "options": options}], adapters=adapters
+    )
+    error = slot.failure()
+    assert isinstance(error, pg.UnsupportedOption)
+    assert (error.option, server.bodies) == ("prompt_logprobs", [])
 
 
 def test_a_vllm_server_that_lists_no_models_is_not_asked_to_score_by_an_adapter(
