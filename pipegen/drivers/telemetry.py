@@ -15,7 +15,7 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 from urllib.parse import urlsplit
 from weakref import WeakKeyDictionary, WeakValueDictionary
@@ -225,11 +225,9 @@ class _Instruments:
 
     def __init__(self, provider: Any) -> None:
         meter, histogram = (made := provider.get_meter("pipegen")), made.create_histogram
-        self.duration = histogram(
-            "gen_ai.client.operation.duration",
-            unit="s",
-            description="GenAI operation duration.",
-            explicit_bucket_boundaries_advisory=_SECONDS,
+        seconds = partial(histogram, unit="s", explicit_bucket_boundaries_advisory=_SECONDS)
+        self.duration = seconds(
+            "gen_ai.client.operation.duration", description="GenAI operation duration."
         )
         self.tokens = histogram(
             "gen_ai.client.token.usage",
@@ -237,17 +235,13 @@ class _Instruments:
             description="Number of input and output tokens used.",
             explicit_bucket_boundaries_advisory=_COUNTS,
         )
-        self.first_chunk = histogram(
+        self.first_chunk = seconds(
             "gen_ai.client.operation.time_to_first_chunk",
-            unit="s",
             description="Time until the first piece of a streamed answer came.",
-            explicit_bucket_boundaries_advisory=_SECONDS,
         )
-        self.first_token = histogram(
+        self.first_token = seconds(
             "gen_ai.server.time_to_first_token",
-            unit="s",
             description="Time until the first token, where the model runs in this process.",
-            explicit_bucket_boundaries_advisory=_SECONDS,
         )
         observed = self._observation
         meter.create_observable_up_down_counter(

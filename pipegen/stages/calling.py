@@ -302,17 +302,15 @@ def _unsupported(encoded: Encoded, engine: Any) -> UnsupportedOption | None:
     return None
 
 
-def to_score(
-    encoded: Encoded, prompt: Prompt, ids: tuple[int, ...], top_logprobs: int, *, option: str
-) -> ScoreInput:
-    """These ids as the row's continuation of that prompt. Of its options the adapter alone counts: log
-    probabilities are the model's own.
+def to_score(encoded: Encoded, prompt: Prompt, ids: tuple[int, ...], option: str) -> ScoreInput:
+    """These ids as the row's continuation of that prompt, for that option. Its adapter and
+    `top_logprobs` alone count: log probabilities are the model's own.
     """
     options = unchecked_replace(_NEUTRAL, adapter=encoded.options.adapter)
     return ScoreInput(
         encoded=unchecked_replace(encoded, prompt=prompt, options=options),
         continuation=ids,
-        top=top_logprobs,
+        top=encoded.options.top_logprobs or 0,
         option=option,
     )
 
@@ -321,8 +319,7 @@ def _continued(encoded: Encoded) -> ScoreInput:
     """The prompt as a continuation of its first token."""
     ids = encoded.prompt.token_ids
     first: Prompt = unchecked_replace(encoded.prompt, token_ids=ids[:1], compact_token_ids=ids[:1])
-    top = encoded.options.top_logprobs or 0
-    return to_score(encoded, first, ids[1:], top, option="prompt_logprobs")
+    return to_score(encoded, first, ids[1:], "prompt_logprobs")
 
 
 def _logprobs(scores: TokenScores) -> PromptLogprobs:

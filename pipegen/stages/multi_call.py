@@ -153,9 +153,7 @@ class _AnswerSoFar:
     def scored(self) -> ScoreInput:
         """All ids up to the last that was not generated, to be scored."""
         prompt: Prompt = unchecked_replace(self.asked.prompt, thought=None, call=None)
-        top = self.asked.options.top_logprobs or 0
-        ids = tuple(self.ids[: self.forced[-1] + 1])
-        return to_score(self.asked, prompt, ids, top, option="logprobs")
+        return to_score(self.asked, prompt, tuple(self.ids[: self.forced[-1] + 1]), "logprobs")
 
 
 def answer_in_parts(

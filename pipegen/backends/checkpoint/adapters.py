@@ -24,13 +24,13 @@ _SUFFIX = re.compile(r"\.(lora_\w+|base_layer)(\.default)?(\.weight|\.bias)?$")
 class BadAdapter(ValueError):
     """An adapter that is not one of the model's, as a whole, or that cannot be read."""
 
-    def __init__(
-        self,
-        message: str,
-        hint: str = "use the adapter that was made for this model, or the model it was made for",
-    ) -> None:
-        super().__init__(message)
-        self.hint = hint
+    hint = "use the adapter that was made for this model, or the model it was made for"
+
+
+class ChangesOtherRows(BadAdapter):
+    """An adapter that would change the answers of rows that have another, or none."""
+
+    hint = "load it for all rows, with adapter= in the place of adapters="
 
 
 def refuse_parts(

@@ -16,6 +16,7 @@ import transformers
 
 from pipegen.backends.checkpoint.adapters import (
     BadAdapter,
+    ChangesOtherRows,
     adapter_config,
     check_shapes,
     refuse_parts,
@@ -143,10 +144,9 @@ def _load_adapter(model: Any, adapter: str, name: str, *, per_row: bool) -> None
     config = adapter_config(adapter)
     check_shapes(adapter, config, weight_shapes(adapter), model)
     if per_row and config.get("bias", "none") != "none":
-        raise BadAdapter(
+        raise ChangesOtherRows(
             f"the adapter {adapter!r} has bias={config['bias']!r}: its biases take the place of the"
-            " model's own, for the rows of all adapters",
-            hint="load it for all rows, with adapter= in the place of adapters=",
+            " model's own, for the rows of all adapters"
         )
     try:
         report = model.load_adapter(
