@@ -96,6 +96,7 @@ REQUIRED = (
     "torch<2.15,>=2.8; extra == 'hf'",
     "transformers<5.25,>=5.16; extra == 'hf'",
     "peft<0.22,>=0.18; extra == 'peft'",
+    "vllm<0.34,>=0.27; extra == 'vllm'",
     "aiohttp>=3.11; extra == 'online'",
     "transformers<5.25,>=5.16; extra == 'online'",
 )
@@ -130,7 +131,7 @@ def test_versions_among_those_that_were_tested_are_fine(
     installed |= {"torch": "2.13.0+cpu", "transformers": "5.24.1"}
     code, shown = doctor(capsys)
     assert code == 0
-    assert "torch 2.13.0+cpu  fine: tested up to 2.13, and pipegen takes >=2.8,<2.15" in shown
+    assert "torch 2.13.0+cpu  fine: tested up to 2.14, and pipegen takes >=2.8,<2.15" in shown
     assert "transformers 5.24.1  fine: tested up to 5.24, and pipegen takes" in shown
     assert "(hf)  can run here" in shown
     assert "peft 0" not in shown  # not installed
@@ -176,22 +177,23 @@ def test_a_newer_package_of_another_extra_leaves_the_engine_as_it_is(
 
 
 @pytest.mark.parametrize(
-    ("version", "verdict"),
+    ("package", "version", "verdict", "tested"),
     [
-        ("2.8.0", "fine"),
-        ("2.14.1", "taken, not tested"),
-        ("2.15.0", "newer than tested"),
-        ("3.0", "newer than tested"),
-        ("2.7.1", "older than the lowest"),
+        ("torch", "2.8.0", "fine", "2.14"),
+        ("torch", "2.14.1", "fine", "2.14"),
+        ("torch", "2.15.0", "newer than tested", "2.14"),
+        ("torch", "3.0", "newer than tested", "2.14"),
+        ("torch", "2.7.1", "older than the lowest", "2.14"),
+        ("vllm", "0.33.0", "taken, not tested", "0.32"),
     ],
 )
 def test_a_version_is_judged_by_its_minor_number(
-    version: str, verdict: str, installed: dict[str, str]
+    package: str, version: str, verdict: str, tested: str, installed: dict[str, str]
 ) -> None:
     pytest.importorskip("packaging")
-    installed |= {"torch": version}
-    row = examine()["versions"]["torch"]
-    assert (row["verdict"], row["tested_up_to"]) == (verdict, "2.13")
+    installed |= {package: version}
+    row = examine()["versions"][package]
+    assert (row["verdict"], row["tested_up_to"]) == (verdict, tested)
 
 
 def test_with_torch_an_engine_runs_here_and_a_device_is_named() -> None:
