@@ -46,13 +46,13 @@ ROOMS = (
 BUDGETS = {
     "backends": 134_022,
     "cli": 42_090,
-    "records": 39_088,
+    "records": 39_195,
     "report": 32_265,
     "drivers": 32_008,
     "jobs": 32_312,
     "testing": 25_024,
     "stages": 24_546,
-    "io": 21_482,
+    "io": 21_461,
     "template": 16_203,
     "answer": 14_032,
     "core": 13_576,
@@ -110,7 +110,7 @@ INNER_NAMES = {
     "records.options": (
         "flat_values in_effect in_our_words merge option_names options_from resolve"
     ),
-    "records.parse_request": "Request carried unreadable",
+    "records.parse_request": "Request carried has_media unreadable",
     "records.request_forms": "KEYS meant refused without_final_answer",
     "records.requests": "FIELDS holds_options misplaced unread_media",
     "records.results": (

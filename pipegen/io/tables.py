@@ -29,6 +29,7 @@ from pipegen.core.distribution import need
 from pipegen.core.names import nearest
 from pipegen.io.arrow_values import python_rows, types_in
 from pipegen.io.forms import ARROW, PARQUET, TableError, form_of, refuse_address
+from pipegen.records.parse_request import has_media
 from pipegen.records.request_forms import KEYS, refused, without_final_answer
 from pipegen.records.requests import FIELDS, holds_options, misplaced, unread_media
 
@@ -43,7 +44,6 @@ USER = "user"
 _READ = {*FIELDS, "image", "video", "objects", *KEYS}
 TARGETS = tuple(sorted({*_READ, USER}))
 """What a column may be mapped to."""
-_MEDIA = ("image", "images", "video", "videos")
 _PROMPTS = (
     *("messages", "prompt", "prompt_token_ids", "turns"),
     *("conversations", "conversation", "query"),
@@ -90,7 +90,7 @@ class Columns(NamedTuple):
         )
         request_fields |= {field: values.get(column) for field, column in self.fields.items()}
         text = request_fields.pop(USER, None) if USER in self.fields else None
-        if text is not None and any(request_fields.get(field) is not None for field in _MEDIA):
+        if text is not None and has_media(request_fields):
             request_fields["prompt"] = text  # beside images it is short for a user's turn
         elif text is not None:
             request_fields["messages"] = [{"role": "user", "content": text}]

@@ -186,6 +186,21 @@ _PROMPTS = (
 )
 
 
+def has_media(values: Mapping[str, object]) -> bool:
+    """Whether plain data has an image or a video beside its words: an empty list has none.
+
+    >>> has_media({"images": ["a.png"]}), has_media({"images": "[]", "video": None})
+    (True, False)
+    """
+    given = {name: values.get(name) for name in (*_PLURALS, *_MEDIA)}
+    entries = [
+        _entry(name, value)
+        for name, value in given.items()
+        if value is not None and not _is_missing(value)
+    ]
+    return any(not isinstance(entry, (list, tuple)) or entry for entry in entries)
+
+
 def carried(values: Mapping[str, object]) -> dict[str, Any]:
     """The entries of plain data that are the caller's own: its `metadata`, and what is no field of
     a request. Null is a value too.

@@ -208,6 +208,22 @@ def test_a_mapped_column_is_a_turn_of_the_user() -> None:
     assert [type(part) for part in message.content] == [ImagePart, TextPart]
 
 
+@pytest.mark.parametrize("field", ["image", "images", "video", "videos"])
+@pytest.mark.parametrize("kind", ["list", "tuple", "text", "array", "missing"])
+def test_a_mapped_column_is_the_same_turn_where_media_are_null_and_where_there_are_none(
+    field: str, kind: str
+) -> None:
+    numpy = pytest.importorskip("numpy")
+    no_media = {"list": [], "tuple": (), "text": "[]", "array": numpy.array([])}
+    columns = Columns({"user": "question"})
+    asked, null = (
+        request_from(columns.request({"question": "Is it so?", field: value})).unwrap()
+        for value in (no_media.get(kind, float("nan")), None)
+    )
+    assert asked == null
+    assert asked.messages is not None and asked.messages[0].content == "Is it so?"
+
+
 def test_beside_a_turn_of_the_user_other_prompts_are_carried_along() -> None:
     columns = Columns({"user": "question"})
     row = {"question": "Is it so?", "prompt": "p", "messages": "m", "user": "me"}
