@@ -40,6 +40,7 @@ from pipegen.cli.outputs import (
 from pipegen.cli.plugins import attached
 from pipegen.cli.progress_line import Meter, is_shown, progress, tells
 from pipegen.cli.run_flags import RunFlags
+from pipegen.cli.sidecars import NOT_MADE, check_sidecars, existing_sidecars, refuse_sidecars
 from pipegen.cli.sources import RunSettings, is_image_folder, open_source, refuse_missing, stamp_of
 from pipegen.cli.usage import import_while_waiting, open_routes, refuse
 from pipegen.core.distribution import MissingExtra
@@ -53,10 +54,9 @@ from pipegen.drivers.turns import turns
 from pipegen.engines.model import reader_of
 from pipegen.engines.protocol import takes_tokens
 from pipegen.io.forms import TableError, form_of as input_form
-from pipegen.jobs.job_rows import retry_of, rows_of
+from pipegen.jobs.job_rows import retry_of
 from pipegen.jobs.journal import SETTINGS
 from pipegen.jobs.new_file import JournalError, Replaced, new_file, remove_stale
-from pipegen.jobs.row_keys import Keys
 from pipegen.jobs.runner import Job, start_job
 from pipegen.records.results import GenerationResult
 
@@ -201,9 +201,11 @@ def _generate(files: Files, meter: Meter, ending: _Interrupts) -> int:
             return open_source(files.source, *where).items
 
         slots: Iterable[tuple[Origin, Answered, bool]]
-        foreign = _sidecars_there(files, reopened)
-        if foreign and (files.job is None or not (files.job / SETTINGS).is_file()):
-            _refuse_sidecars([origin for origin, _ in foreign])
+        replaced = files.sidecar is None or files.overwrite
+        foreign = [] if replaced else existing_sidecars(reopened())
+        if files.restart or files.job is None or not (files.job / SETTINGS).is_file():
+            why = "--restart alone keeps them" if files.restart else NOT_MADE
+            refuse_sidecars([origin for origin, _ in foreign], why)
         try:
             if files.job is None:
                 stream = _open_out(files, stack)
@@ -371,36 +373,13 @@ def _job_slots(
             raise KeyboardInterrupt
 
 
-def _sidecars_there(
-    files: Files, opened: Callable[[], Iterator[tuple[Origin, Any]]]
-) -> list[tuple[Origin, Any]]:
-    """The requests whose sidecars exist, where these are not replaced."""
-    if files.sidecar is None or files.overwrite:
-        return []
-    return [item for item in opened() if sidecar_exists(item[0].sidecar) is not None]
-
-
-def _refuse_sidecars(origins: Sequence[Origin]) -> None:
-    names = [str(origin.sidecar) for origin in origins]
-    if names:
-        refuse(
-            f"{', '.join(names[:3])}{', ...' if len(names) > 3 else ''}: {len(names)} of the files"
-            " that are to be written exist, and this job has not made them; move them, or give"
-            " --overwrite, which replaces them",
-            "--sidecar",
-        )
-
-
 def _begun(job: Job[Any], files: Files, there: Sequence[tuple[Origin, Any]] = ()) -> None:
     """Keep the command in the job's folder, and say how much was finished before.
 
-    there: the requests whose sidecars exist. Those of finished rows are the job's own; another one
-        is bad usage, before anything is asked.
+    there: the requests whose sidecars exist (see `check_sidecars`).
     """
-    if there and not (files.restart or files.overwrite):
-        keys, admission = Keys(job.settings), files.asked.admission
-        rows = rows_of(there, job.journal, keys, admission, again=lambda error: True)
-        _refuse_sidecars([row.name for row in rows if row.kept is None])
+    if there:
+        check_sidecars(there, job, files.asked.admission)
     load, question, _, images, policy, columns, _ = files.asked
     source, kept_columns = (
         None if files.source is None else os.path.abspath(files.source),

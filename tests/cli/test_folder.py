@@ -220,6 +220,24 @@ def test_the_sidecars_of_a_job_are_its_own_and_those_of_others_are_kept(
     assert sum(map(len, engine.calls)) == 2
 
 
+def test_a_job_that_starts_again_keeps_sidecars_and_answers_until_they_may_be_replaced(
+    command: Command, engine: FakeEngine, tmp_path: Path
+) -> None:
+    folder, out = made(tmp_path / "photos", "a.png"), tmp_path / "out.jsonl"
+    flags = (folder, *ASK, "--sidecar", "txt", "-o", out)
+    assert command("generate", *flags).code == 0
+    good = out.read_bytes()
+    ran = command("generate", *flags, "--restart")
+    assert (ran.code, out.read_bytes()) == (2, good)
+    assert "a.txt" in ran.err and "--restart alone keeps them" in ran.err
+    assert command("generate", *flags).code == 0  # the answers are kept
+    assert (out.read_bytes(), sum(map(len, engine.calls))) == (good, 1)
+    (folder / "a.txt").unlink()
+    assert command("generate", *flags, "--restart").code == 0
+    assert command("generate", *flags, "--restart", "--overwrite").code == 0
+    assert ((folder / "a.txt").is_file(), sum(map(len, engine.calls))) == (True, 3)
+
+
 @pytest.mark.parametrize("there", [(), ("--replicas", "2")])
 def test_a_job_whose_sidecars_others_made_is_refused_before_anything_is_asked(
     command: Command,
