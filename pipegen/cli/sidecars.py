@@ -1,10 +1,12 @@
-"""The sidecars that exist before a run. Those of finished rows are the job's own, and stay. All
-others are refused before anything is asked or removed.
+"""The sidecars that exist before a run. Those of finished rows are the job's own, and stay, unless
+they hold another answer of the job. All others are refused before anything is asked or removed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 from pipegen.cli.inputs import Origin, sidecar_exists
@@ -13,6 +15,7 @@ from pipegen.drivers.arguments import Admission
 from pipegen.jobs.job_rows import rows_of
 from pipegen.jobs.row_keys import Keys
 from pipegen.jobs.runner import Job
+from pipegen.records import strict_json
 
 NOT_MADE = "this job has not made them"
 """Why sidecars that exist are refused."""
@@ -38,6 +41,34 @@ def refuse_sidecars(origins: Sequence[Origin], why: str = NOT_MADE) -> None:
 def check_sidecars(
     existing: Iterable[tuple[Origin, Any]], job: Job[Any], admission: Admission
 ) -> None:
-    """Refuse the sidecars of rows that are not finished."""
-    rows = rows_of(existing, job.journal, Keys(job.settings), admission, again=lambda error: True)
-    refuse_sidecars([row.name for row in rows if row.kept is None])
+    """Refuse the sidecars of rows that are not finished. Those of finished rows that hold another
+    answer which the job keeps are removed, and written anew with the row's own.
+    """
+    answers = cache(lambda: {values.get("text") for values in job.journal.rows()})
+    others, stale = list[Origin](), list[Path]()
+    for row in rows_of(
+        existing, job.journal, Keys(job.settings), admission, again=lambda error: True
+    ):
+        kept, file = row.kept and row.kept(), row.name.sidecar
+        if kept is None or file is None:
+            others.append(row.name)
+            continue
+        text = _text_in(file)
+        own = kept.map(lambda result: result.text).value_or(text)
+        if text is not None and text != own and text in answers():
+            stale.append(file)
+    refuse_sidecars(others)
+    for file in stale:
+        file.unlink(missing_ok=True)
+
+
+def _text_in(sidecar: Path) -> str | None:
+    """The answer that a sidecar holds; None where it has another form."""
+    try:
+        body = sidecar.read_bytes().decode()
+    except (OSError, UnicodeDecodeError):
+        return None
+    if sidecar.suffix == ".txt":
+        return body
+    values = strict_json.loaded(body, dict)
+    return values.get("text") if isinstance(values, Mapping) else None

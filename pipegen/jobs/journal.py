@@ -174,6 +174,11 @@ class Finished:
         )
         return None
 
+    def rows(self) -> Iterator[dict[str, Any]]:
+        """What was written for each finished row last. Raises `OSError` where it cannot be read."""
+        lines = map(self._line, list(self._index.values()))
+        return (json.loads(b"{" + line[_FIRST:]) for line in lines if _is_whole(line))
+
     def forget(self, key: str, why: str) -> None:
         """Take a row whose line cannot be read for one that is not finished, with a warning: it is
         of another version, or damaged.

@@ -238,6 +238,28 @@ def test_a_job_that_starts_again_keeps_sidecars_and_answers_until_they_may_be_re
     assert ((folder / "a.txt").is_file(), sum(map(len, engine.calls))) == (True, 3)
 
 
+@pytest.mark.parametrize("form", ["txt", "json"])
+@pytest.mark.parametrize("edited", [False, True])
+def test_a_sidecar_with_another_answer_of_its_job_is_written_anew_and_an_edited_one_is_not(
+    command: Command, engine: FakeEngine, tmp_path: Path, written: Any, form: str, edited: bool
+) -> None:
+    engine.script = lambda encoded: "B." if "why" in encoded.prompt.text else "A."
+    folder, out = made(tmp_path / "photos", "a.png"), tmp_path / "out.jsonl"
+    flags = ("generate", folder, "--model", "fake", "--sidecar", form, "-o", out)
+    sidecar = folder / f"a.{form}"
+    first = (*flags, "--prompt", "What is it?")
+    assert command(*first).code == 0
+    own = sidecar.read_bytes()
+    sidecar.unlink()
+    assert command(*flags, "--prompt", "And why?").code == 0
+    if edited:
+        sidecar.write_text("mine")
+    assert command(*first).code == 0
+    assert written(out)[0]["text"] == "A."
+    assert sidecar.read_bytes() == (b"mine" if edited else own)
+    assert sum(map(len, engine.calls)) == 2
+
+
 @pytest.mark.parametrize("there", [(), ("--replicas", "2")])
 def test_a_job_whose_sidecars_others_made_is_refused_before_anything_is_asked(
     command: Command,
