@@ -45,11 +45,11 @@ ROOMS = (
 """Each imports only itself and those before it."""
 BUDGETS = {
     "backends": 134_022,
-    "cli": 42_381,
+    "cli": 42_498,
     "records": 39_195,
     "report": 32_265,
     "drivers": 32_008,
-    "jobs": 32_378,
+    "jobs": 32_408,
     "testing": 25_024,
     "stages": 24_546,
     "io": 21_461,

@@ -14,6 +14,7 @@ from typing import Any, BinaryIO, NamedTuple
 from pipegen.cli.outputs import file_of, form_of, results_to, say, words_of
 from pipegen.cli.sources import Question, open_source, within
 from pipegen.cli.usage import refuse
+from pipegen.core.errors import BadImage, BadVideo
 from pipegen.io.forms import TableError
 from pipegen.io.tables import Columns
 from pipegen.jobs.job_export import start_export
@@ -136,7 +137,8 @@ def _policies(command: Command) -> tuple[ImagePolicy, RequestPolicy]:
 
 
 def run_export(folder: Path, out: str | None, moved: str | None = None) -> int:
-    """Write the finished rows, and say how many are missing. Exit code: 0 where none is, else 1.
+    """Write the finished rows, and say how many are missing, or have images that cannot be read: a
+    key depends on them. Exit code: 0 where none is, else 1.
 
     moved: where the input is now, if it is not where the job read it.
     """
@@ -158,7 +160,7 @@ def run_export(folder: Path, out: str | None, moved: str | None = None) -> int:
     form = form_of(out)
     images, policy = _policies(command)
     images = within(images, command.source, command.prompt)
-    finished_count = missing = 0
+    finished_count = missing = unread = 0
     try:
         with contextlib.ExitStack() as stack:
             question = Question(
@@ -183,17 +185,26 @@ def run_export(folder: Path, out: str | None, moved: str | None = None) -> int:
             rows = source.items if source.unread is None else source.unread()
             row_settings: dict[str, Any] = {"image_policy": images, "policy": policy}
             row_settings |= {"reading": source.reading, "as_written": True}
-            for origin, slot in start_export(folder, rows, **row_settings):
+            for origin, slot, is_kept in start_export(folder, rows, **row_settings):
                 if slot is None:
                     missing += 1
                     continue
-                finished_count += 1
+                if not is_kept and isinstance(slot.failure(), BadImage | BadVideo):
+                    unread += 1
+                else:
+                    finished_count += 1
                 make(origin, slot, False)()
     except (JournalError, TableError, OSError) as refusal:
         say(words_of(refusal))
         return 1
     say(
-        f"{finished_count} of {finished_count + missing} requests are finished"
+        f"{finished_count} of {finished_count + missing + unread} requests are finished"
         + (f"; {missing} are missing: run the job's command again" if missing else "")
+        + (
+            f"; of {unread} the images or videos cannot be read, and answers to them not be found:"
+            " their errors are written"
+            if unread
+            else ""
+        )
     )
-    return 1 if missing else 0
+    return 1 if missing or unread else 0

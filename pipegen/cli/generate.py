@@ -58,6 +58,7 @@ from pipegen.jobs.job_rows import retry_of
 from pipegen.jobs.journal import SETTINGS
 from pipegen.jobs.new_file import JournalError, Replaced, new_file, remove_stale
 from pipegen.jobs.runner import Job, start_job
+from pipegen.records.messages import ImageSource
 from pipegen.records.results import GenerationResult
 
 BUG = 3
@@ -381,21 +382,21 @@ def _begun(job: Job[Any], files: Files, there: Sequence[tuple[Origin, Any]] = ()
     if there:
         check_sidecars(there, job, files.asked.admission)
     load, question, _, images, policy, columns, _ = files.asked
-    source, kept_columns = (
-        None if files.source is None else os.path.abspath(files.source),
-        sorted(columns.kept),
+    source, root = (
+        None if path is None else os.path.abspath(path) for path in (files.source, files.image_root)
     )
+    kept_columns = sorted(columns.kept)
     policy_fields = (images.allow_http, images.allowed_hosts, asdict(policy))
     command = Command(
         source,
         question.prompt,
         question.system,
-        files.image_root,
+        root,
         load.model,
         files.brief,
         columns.fields,
         kept_columns,
-        question.images,
+        question.images if root else [*map(_anywhere, question.images)],
         *policy_fields,
         columns.drops_answer,
     )
@@ -420,6 +421,11 @@ def _begun(job: Job[Any], files: Files, there: Sequence[tuple[Origin, Any]] = ()
             else []
         )
         say("; ".join([f"{files.job}: {job.before} finished before", *words]))
+
+
+def _anywhere(image: str) -> str:
+    """What names an image from any working directory."""
+    return os.path.abspath(image) if image and ImageSource.of(image).path else image
 
 
 def _finished(

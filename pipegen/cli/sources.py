@@ -257,6 +257,7 @@ def _opened(
     read: int | None,
 ) -> Source:
     """The input; `read` is how many rows it has, where it was read to its end before."""
+    image_folder = Path(os.path.abspath(images.root or "."))
     if source is None:
         names = ("prompt", "images") if question.images else ("messages",)
         kinds: dict[str, str] = dict.fromkeys(names, "string")
@@ -266,6 +267,7 @@ def _opened(
             lambda: kinds,
             lambda: 1,
             lambda: 1,
+            image_folder,
         )
     if source == "-":
         return Source(
@@ -277,7 +279,6 @@ def _opened(
     path = Path(source)
     if is_image_folder(source, question.prompt):
         return _of_folder(path, question, columns)
-    image_folder = Path(os.path.abspath(images.root or "."))
     if is_table(path):
         table = read_table(path)
         columns.check(table.schema.names, path)

@@ -41,7 +41,8 @@ def finished_rows(
     The options are those of the job's last run. A request that is refused before it is asked has
     its error. Raises `JournalError` where the folder is no job's.
     """
-    return start_export(folder, requests, image_policy=image_policy, policy=policy)
+    rows = start_export(folder, requests, image_policy=image_policy, policy=policy)
+    return ((name, slot) for name, slot, _ in rows)
 
 
 def start_export(
@@ -52,8 +53,10 @@ def start_export(
     policy: RequestPolicy | None = None,
     reading: str = "",
     as_written: bool = False,
-) -> Iterator[tuple[K, Any]]:
-    """As `finished_rows`, for who knows more of the requests: see `pipegen.jobs.runner`."""
+) -> Iterator[tuple[K, Any, bool]]:
+    """As `finished_rows`, for who knows more of the requests: see `pipegen.jobs.runner`. The third
+    value says whether the slot is one that the job keeps.
+    """
     pairs(requests)
     try:
         settings = read_settings(Path(folder))
@@ -78,6 +81,7 @@ def start_export(
         keys = Keys(settings)
         for row in rows_of(requests, finished, keys, admission, **row_settings):
             if row.kept is not None:
-                yield row.name, row.kept()
+                yield row.name, row.kept(), True
             else:
-                yield row.name, None if is_ok(row.request) else Failure(row.request.failure())
+                slot = None if is_ok(row.request) else Failure(row.request.failure())
+                yield row.name, slot, False

@@ -88,6 +88,46 @@ def test_what_a_job_read_and_is_gone_is_named(
     assert "--input says where it is now" in " ".join(ran.err.split())
 
 
+@pytest.mark.parametrize("form", ["jsonl", "parquet"])
+@pytest.mark.parametrize("rooted", [False, True])
+def test_a_job_is_exported_from_any_working_directory(
+    command: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str, rooted: bool
+) -> None:
+    """The folder that it is exported from has another image of the same name."""
+    for name in ("here", "there"):
+        (tmp_path / name / "images").mkdir(parents=True)
+        (tmp_path / name / "images" / "a.png").write_bytes(name.encode())
+    monkeypatch.chdir(tmp_path / "here")
+    image = ("a.png", "--image-root", "images") if rooted else ("images/a.png",)
+    asked = ("--prompt", "What is it?", "--image", *image, "--image", "data:image/png;base64,aGk=")
+    out, again = tmp_path / f"o.{form}", tmp_path / f"again.{form}"
+    assert command("generate", *asked, "-o", out, "--model", "f").code == 0
+    monkeypatch.chdir(tmp_path / "there")
+    ran = command("export", f"{out}.job", "-o", again)
+    assert (ran.code, ran.err) == (0, "1 of 1 requests are finished\n")
+    assert again.read_bytes() == out.read_bytes()
+
+
+@pytest.mark.parametrize("field", ["images", "videos"])
+def test_an_answer_whose_image_is_gone_is_not_finished(
+    command: Run, jsonl: Any, tmp_path: Path, written: Any, field: str
+) -> None:
+    for name in "ab":
+        (tmp_path / name).write_bytes(name.encode())
+    source = jsonl(*({"prompt": "What is it?", field: [name]} for name in "ab"), {"messages": 1})
+    out = tmp_path / "o.jsonl"
+    assert command("generate", source, "-o", out, "--model", "f").code == 1
+    ran = command("export", f"{out}.job", "-o", tmp_path / "all.jsonl")
+    assert (ran.code, ran.err) == (0, "3 of 3 requests are finished\n")
+    (tmp_path / "b").unlink()
+    ran = command("export", f"{out}.job", "-o", tmp_path / "some.jsonl")
+    assert ran.code == 1
+    assert "2 of 3 requests are finished; of 1 the images or videos cannot be read" in ran.err
+    lines, before = written(tmp_path / "some.jsonl"), written(out)
+    assert (lines[0], lines[2]) == (before[0], before[2])
+    assert lines[1]["error"]["type"] == ("BadImage" if field == "images" else "BadVideo")
+
+
 def test_the_job_of_a_program_says_how_its_rows_are_read(command: Run, tmp_path: Path) -> None:
     with pg.job(pg.route(FakeEngine("yes")), [{"prompt": "Hi"}], tmp_path / "own.job") as job:
         assert all(map(pg.is_ok, job))

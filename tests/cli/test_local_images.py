@@ -202,7 +202,8 @@ def test_an_export_and_a_page_follow_the_rule_of_the_run(
         tmp_path / "out.jsonl",
     )
     assert command("generate", source, "-o", out, *MODEL).code == 1
-    assert command("export", f"{out}.job", "-o", tmp_path / "again.jsonl").code == 0
+    ran = command("export", f"{out}.job", "-o", tmp_path / "again.jsonl")
+    assert (ran.code, "1 of 2 requests are finished" in ran.err) == (1, True)
     assert (tmp_path / "again.jsonl").read_bytes() == out.read_bytes()
     assert (
         json.loads((tmp_path / "out.jsonl.job" / "command.json").read_text())["image_root"] is None

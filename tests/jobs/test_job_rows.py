@@ -139,7 +139,8 @@ def test_lines_that_would_be_written_in_another_way_are_read_and_others_are_give
     route = pg.route(FakeEngine("fine<|im_end|>"))
     own: list[Any] = [{"prompt": "a"}, {"prompt": "b", "options": {"samples": 2, "seed": 1}}]
     slots = list(job(route, own, tmp_path))
-    written, read = (slot for _, slot in start_export(tmp_path, enumerate(own), as_written=True))
+    rows = start_export(tmp_path, enumerate(own), as_written=True)
+    written, read = (slot for _, slot, _ in rows)
     assert isinstance(written, Written)
     assert written.completion_tokens == slots[0].unwrap().completion_tokens
     assert read == slots[1]
