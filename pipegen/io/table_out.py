@@ -484,9 +484,7 @@ def array_of(name: str, values: Sequence[Any], kind: pa.DataType) -> pa.Array:
     try:
         return pa.array(values, kind)
     except UnicodeEncodeError:  # half of a character
-        return pa.array(
-            [value and value.encode(errors="replace").decode() for value in values], kind
-        )
+        return array_of(name, _whole(values), kind)
     except (pa.ArrowException, TypeError, ValueError, OverflowError) as refusal:
         with contextlib.suppress(pa.ArrowException, TypeError, ValueError, OverflowError):
             return _cast(values, kind)
@@ -494,6 +492,18 @@ def array_of(name: str, values: Sequence[Any], kind: pa.DataType) -> pa.Array:
             f"the column {name!r} holds {kind}, and a value does not fit:"
             f" {str(refusal).splitlines()[0]:.200}"
         ) from None
+
+
+def _whole(value: Any) -> Any:
+    """The value with ? for each half of a character."""
+    if isinstance(value, str):
+        return value.encode(errors="replace").decode()
+    if isinstance(value, Mapping):
+        return {_whole(name): _whole(entry) for name, entry in value.items()}
+    if isinstance(value, (list, tuple)):
+        # an entry of a map is a tuple
+        return (tuple if isinstance(value, tuple) else list)(map(_whole, value))
+    return value
 
 
 def _cast(values: Sequence[Any], kind: pa.DataType) -> pa.Array:

@@ -105,6 +105,17 @@ def test_an_image_that_cannot_be_read_fails_alone(command: Command, photos: Path
     assert ran.code == 1
 
 
+@pytest.mark.parametrize("form", ["jsonl", "parquet", "csv"])
+def test_a_name_that_is_no_text_is_written_and_exported(
+    command: Command, tmp_path: Path, form: str
+) -> None:
+    folder = made(tmp_path / "photos", os.fsdecode(b"\xff.png"), "a.png")
+    out, again = tmp_path / f"out.{form}", tmp_path / f"again.{form}"
+    assert command("generate", folder, *ASK, "-o", out).code == 0
+    assert command("export", f"{out}.job", "-o", again).code == 0
+    assert again.read_bytes() == out.read_bytes()
+
+
 def test_text_sidecars_hold_the_answer_just_as_it_is(
     command: Command, engine: FakeEngine, tmp_path: Path
 ) -> None:

@@ -229,6 +229,25 @@ def test_half_characters_and_odd_values_are_written_as_text(tmp_path: Path) -> N
     assert "half ?" in (tmp_path / "out.csv").read_text()
 
 
+def test_half_characters_within_nested_values_are_written_as_text(tmp_path: Path) -> None:
+    text = pa.string()
+    schema = pa.schema(
+        {
+            "prompt": text,
+            "images": text,
+            "list": pa.list_(text),
+            "struct": pa.struct({"a": pa.list_(text)}),
+            "map": pa.map_(text, text),
+        }
+    )
+    row = {"prompt": "a", "images": ["\udcff.png"], "list": ["\ud800", None]}
+    row |= {"struct": {"a": ("\ud800",)}, "map": [("\ud800", "\udc00")]}
+    pg.write_table(tmp_path / "out.parquet", [(row, answer("x"))], schema=schema)
+    (read,) = pg.read_table(tmp_path / "out.parquet")
+    assert read["images"] == [{"bytes": None, "path": "?.png"}]
+    assert (read["list"], read["struct"], read["map"]) == (["?", None], {"a": ["?"]}, {"?": "?"})
+
+
 def test_an_image_of_any_form_is_stored(tmp_path: Path) -> None:
     data = "data:image/png;base64,eHl6"
     rows = [
