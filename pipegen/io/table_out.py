@@ -523,6 +523,20 @@ def _as_text(value: Any) -> str:
     return strict_json.dump(thaw(value, readable))
 
 
+class _Lines:
+    """Lines of a CSV writer, which end with a line feed. The writer's own end of a line has both
+    characters that readers take for one: so it quotes a value that holds either.
+    """
+
+    end = "\r\n"
+
+    def __init__(self, text: io.TextIOBase) -> None:
+        self._text = text
+
+    def write(self, line: str) -> int:
+        return self._text.write(line.removesuffix(self.end) + "\n")
+
+
 @contextlib.contextmanager
 def csv_out(
     stream: BinaryIO,
@@ -541,7 +555,7 @@ def csv_out(
     text = io.TextIOWrapper(
         stream, encoding="utf-8", errors="replace", newline="", write_through=True
     )
-    lines = csv.writer(text, delimiter=delimiter, lineterminator="\n")
+    lines = csv.writer(_Lines(text), delimiter=delimiter, lineterminator=_Lines.end)
     lines.writerow([*(() if table.own_id else ("id",)), *table.names.values(), *answer])
 
     def cell(column: str, value: Any) -> Any:

@@ -14,6 +14,7 @@ import pytest
 import pipegen as pg
 from pipegen.core.errors import BadImage
 from pipegen.io.results_in import slots_in
+from pipegen.io.text_tables import csv_cells
 from pipegen.records.options import resolve
 from pipegen.testing.fake import FakeEngine
 
@@ -246,6 +247,24 @@ def test_half_characters_within_nested_values_are_written_as_text(tmp_path: Path
     (read,) = pg.read_table(tmp_path / "out.parquet")
     assert read["images"] == [{"bytes": None, "path": "?.png"}]
     assert (read["list"], read["struct"], read["map"]) == (["?", None], {"a": ["?"]}, {"?": "?"})
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".tsv"])
+@pytest.mark.parametrize("value", ["one\rtwo", "one\ntwo", "one\r\ntwo", "\r", "a\x85b\u2028c"])
+def test_a_value_with_a_line_end_is_one_cell_for_every_reader(
+    tmp_path: Path, suffix: str, value: str
+) -> None:
+    pandas, csv = pytest.importorskip("pandas"), pytest.importorskip("pyarrow.csv")
+    path, mark = tmp_path / f"out{suffix}", "," if suffix == ".csv" else "\t"
+    pg.write_table(path, [({"note": value, "last": "b"}, answer(value))] * 2)
+    assert path.read_bytes().endswith(b"\n") and not path.read_bytes().endswith(b"\r\n")
+    header, *cells = csv_cells(path)
+    own = [dict(zip(header, row, strict=True)) for row in cells]
+    parsing = csv.ParseOptions(delimiter=mark, newlines_in_values=True)
+    arrow = csv.read_csv(path, parse_options=parsing).to_pylist()
+    others = pandas.read_csv(path, sep=mark, keep_default_na=False).to_dict("records")
+    for read in (own, arrow, others):
+        assert [(row["note"], row["text"]) for row in read] == [(value, value)] * 2
 
 
 def test_an_image_of_any_form_is_stored(tmp_path: Path) -> None:
