@@ -520,7 +520,9 @@ def _cast(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
 
 
 def _as_text(value: Any) -> str:
-    return strict_json.dump(thaw(value, readable))
+    """A value as CSV has it: text as it is, and anything else as JSON."""
+    plain = thaw(value, readable)
+    return plain if isinstance(plain, str) else strict_json.dump(plain)
 
 
 class _Lines:

@@ -4,10 +4,13 @@ datasets.
 
 from __future__ import annotations
 
+import datetime as dt
 import io
 import json
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 import pytest
 
@@ -265,6 +268,22 @@ def test_a_value_with_a_line_end_is_one_cell_for_every_reader(
     others = pandas.read_csv(path, sep=mark, keep_default_na=False).to_dict("records")
     for read in (own, arrow, others):
         assert [(row["note"], row["text"]) for row in read] == [(value, value)] * 2
+
+
+def test_values_that_json_has_no_form_for_are_the_same_text_in_every_table(
+    tmp_path: Path,
+) -> None:
+    odd = {"day": dt.date(2026, 1, 2), "price": Decimal("1.50"), "uid": UUID(int=5), "blob": b"ab"}
+    odd |= {"rate": float("inf"), "word": "s", "list": [dt.date(2026, 1, 2)]}
+    rows = [odd, {**odd, "rate": "high"}]
+    pairs = [({"prompt": "a", **row}, answer("x")) for row in rows]
+    for suffix in (".csv", ".parquet"):
+        pg.write_table(tmp_path / f"out{suffix}", pairs)
+    header, *cells = csv_cells(tmp_path / "out.csv")
+    tables = [dict(zip(header, row, strict=True)) for row in cells]
+    for read, row in zip(pg.read_table(tmp_path / "out.parquet"), tables, strict=True):
+        assert [(name, read[name]) for name in odd] == [(name, row[name]) for name in odd]
+        assert (read["day"], read["blob"]) == ("2026-01-02", "YWI=")
 
 
 def test_an_image_of_any_form_is_stored(tmp_path: Path) -> None:
