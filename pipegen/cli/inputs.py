@@ -18,7 +18,14 @@ from pipegen.core.errors import InvalidRequest
 from pipegen.core.foreign_calls import guard_result
 from pipegen.core.slots import Slot
 from pipegen.io.arrow_values import python_rows
-from pipegen.io.jsonl import Line, LineId, lines_of, request_from_row, values_of_line
+from pipegen.io.jsonl import (
+    MAX_LINE_BYTES,
+    Line,
+    LineId,
+    lines_of,
+    request_from_row,
+    values_of_line,
+)
 from pipegen.io.openai_batch import CHAT, endpoint_of, is_batch, request_from_batch
 from pipegen.io.tables import Block, Columns, Table, TableRow
 from pipegen.io.text_tables import csv_cells, csv_values
@@ -285,7 +292,11 @@ def text_rows(stream: BinaryIO, columns: Columns, system: str | None) -> Unreads
     reading = ReadSettings(columns, system, "line")
     for line in lines_of(stream):
         try:
-            values: Any = {"prompt": (line.data or b"").decode().rstrip("\r\n")}
+            values: Any = (
+                f"longer than {MAX_LINE_BYTES} bytes"
+                if line.data is None
+                else {"prompt": line.data.decode().rstrip("\r\n")}
+            )
         except UnicodeDecodeError as refusal:
             values = f"not UTF-8: {refusal.reason}"
         row = UnreadRow(line.number, line.end, values, reading)

@@ -50,17 +50,25 @@ def is_array(path: str | os.PathLike[str]) -> bool:
     if form_of(path).kind != "json" or not os.path.isfile(path):
         return False
     with open_bytes(path) as stream:
+        if _begins_array(stream):
+            return True
+    with open_bytes(path) as stream:
         first = next(lines_of(stream), None)
-    if first is None or (first.data or b"").lstrip(_SPACE).startswith(b"["):
-        return first is not None
-    if first.data is None:  # a line that is too long is a row that fails
-        return False
-    if not is_ok(values_of_line(first)):
+    # a line that is too long is a row that fails
+    if first is not None and first.data is not None and not is_ok(values_of_line(first)):
         raise TableError(
             f'{path} is neither a JSON array, such as [{{"prompt": "Hi"}}, ...], nor JSON Lines,'
             " with an object on each line"
         )
     return False
+
+
+def _begins_array(stream: BinaryIO) -> bool:
+    """Whether the first character is a bracket, however long its line is."""
+    head = stream.read(_PIECE).removeprefix(b"\xef\xbb\xbf").lstrip(_SPACE)
+    while not head and (piece := stream.read(_PIECE)):
+        head = piece.lstrip(_SPACE)
+    return head.startswith(b"[")
 
 
 def items_of(

@@ -9,11 +9,13 @@ import gzip
 import json
 import lzma
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from pipegen.io.jsonl import lines_of
 from pipegen.testing.fake import FakeEngine
 
 Command = Callable[..., Any]
@@ -176,6 +178,26 @@ def test_what_is_not_read_is_refused_before_anything_is_asked(
     assert (ran.code, engine.calls) == (2, [])
     assert message in words(ran)
     assert not (tmp_path / "out.jsonl.job").exists()
+
+
+@pytest.mark.parametrize("form", ["jsonl", "txt"])
+@pytest.mark.parametrize("flags", [(), ("--map", "user=prompt")])
+def test_a_line_that_is_too_long_fails_alone(
+    form: str,
+    flags: tuple[str, ...],
+    generate: Command,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for module in ("cli.inputs", "io.text_tables"):
+        monkeypatch.setattr(f"pipegen.{module}.lines_of", partial(lines_of, limit=50))
+    texts = ["a" * 60, "Hi"]
+    lines = [text if form == "txt" else json.dumps({"prompt": text}) for text in texts]
+    (tmp_path / f"in.{form}").write_text("\n".join(lines))
+    ran = generate(tmp_path / f"in.{form}", *flags)
+    assert [line["ok"] for line in ran.out] == [False, True]
+    assert ran.out[0]["error"]["type"] == "InvalidRequest"
+    assert ran.out[0]["error"]["message"].startswith("line 1: longer than ")
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import json
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,7 +13,8 @@ from hypothesis import given, strategies as st
 
 from pipegen.io import text_tables
 from pipegen.io.forms import TableError
-from pipegen.io.text_tables import items_of
+from pipegen.io.jsonl import lines_of
+from pipegen.io.text_tables import is_array, items_of, line_values
 
 PLAIN = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(alphabet='a"\\[]{},: \n\u00e9\U0001f600'),
@@ -42,6 +45,20 @@ def test_an_item_that_is_too_long_has_no_bytes_and_the_next_ones_have() -> None:
         items_of(io.BytesIO(b'["' + b"a" * 100 + b'", "b", ["' + b"c" * 2**17 + b'"]]'), limit=50)
     )
     assert [line.data for line in lines] == [None, b'"b"', None]
+
+
+@pytest.mark.parametrize("indent", [None, 1])
+@pytest.mark.parametrize("before", [b"", b"\xef\xbb\xbf", b"\n" + b" " * 2**17])
+def test_an_array_is_one_however_long_its_first_line_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, indent: int | None, before: bytes
+) -> None:
+    monkeypatch.setattr(text_tables, "lines_of", partial(lines_of, limit=30))
+    rows = [{"prompt": "a" * 20}] * 3
+    path = tmp_path / "in.json"
+    path.write_bytes(before + json.dumps(rows, indent=indent).encode())
+    assert list(line_values(path)) == rows
+    path.write_bytes(before + b"".join(json.dumps(row).encode() + b"\n" for row in rows))
+    assert not is_array(path)
 
 
 @pytest.mark.parametrize(
