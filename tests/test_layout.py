@@ -52,7 +52,7 @@ BUDGETS = {
     "jobs": 32_408,
     "testing": 25_024,
     "stages": 24_546,
-    "io": 21_669,
+    "io": 21_703,
     "template": 16_203,
     "answer": 14_032,
     "core": 13_576,

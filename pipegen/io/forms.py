@@ -156,10 +156,14 @@ def _command(scheme: str, address: str) -> str:
 def open_bytes(path: str | os.PathLike[str]) -> BinaryIO:
     """The bytes of a file of lines, CSV or text, unpacked while they are read.
 
-    Raises `OSError` as `open` does, `TableError` where the file begins as another form does, or is
-    cut off, and `MissingExtra` for .zst without pyarrow.
+    Raises `OSError` as `open` does, `TableError` where the file begins as another form does, is cut
+    off, or is packed and has no bytes, and `MissingExtra` for .zst without pyarrow.
     """
     packed = form_of(path).packed
+    if packed and os.path.isfile(path) and not os.path.getsize(path):
+        raise TableError(
+            f"{path} has 0 bytes, and a packed file has more, also of an empty one: pack it again"
+        )
     raw: io.RawIOBase = _UnpackedFile(path, packed) if packed else io.FileIO(path)
     stream = io.BufferedReader(raw)
     try:

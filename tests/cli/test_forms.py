@@ -161,6 +161,7 @@ REFUSED = {
     ),
     "in.csv.bz2": (bz2.compress(CELLS)[:-5], "cannot be unpacked: it is cut off or damaged"),
     "in.ndjson.xz": (b"no xz file", "cannot be unpacked: it is cut off or damaged"),
+    **{f"no.jsonl{suffix}": (b"", "has 0 bytes") for suffix in (".gz", ".bz2", ".xz", ".zst")},
     "in.json": (b'[{"prompt": "a"}', "is cut off: its array has no ] at the end"),
     "more.json": (b'[{"prompt": "a"}] {"prompt": "b"}', "has something after the end of its array"),
     "one.json": (b'{\n"data": [{"prompt": "a"}]\n}', "is neither a JSON array"),
