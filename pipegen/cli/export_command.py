@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
-from pipegen.cli.outputs import file_of, form_of, results_to, say, words_of
+from pipegen.cli.outputs import file_of, form_of, refuse_used, results_to, say, words_of
 from pipegen.cli.sources import Question, open_source, within
 from pipegen.cli.usage import refuse
 from pipegen.core.errors import BadImage, BadVideo
@@ -158,6 +158,7 @@ def run_export(folder: Path, out: str | None, moved: str | None = None) -> int:
     if command.image_root is not None and not os.path.isdir(command.image_root):
         refuse(f"there is no folder {command.image_root!r}, the job's --image-root", "JOB")
     form = form_of(out)
+    refuse_used("--out", file_of(out), [command.source, *folder.glob("*")])
     images, policy = _policies(command)
     images = within(images, command.source, command.prompt)
     finished_count = missing = unread = 0

@@ -29,6 +29,7 @@ from pipegen.cli.outputs import (
     check_columns,
     file_of,
     form_of,
+    refuse_used,
     results_to,
     say,
     say_shared,
@@ -519,6 +520,9 @@ def _check(files: Files) -> None:
     if files.part is not None or files.on_ray is not None:
         _check_parts(files)
     out = file_of(files.out)
+    inputs = [files.source, files.options_file, files.config]
+    refuse_used("--out", out, inputs)
+    refuse_used("--summary", files.summary, [*inputs, out])
     if out is not None:
         _check_out(out, files)
     if files.summary is not None and (files.summary.is_dir() or not files.summary.parent.is_dir()):
@@ -547,14 +551,6 @@ def _check_parts(files: Files) -> None:
 
 def _check_out(out: Path, files: Files) -> None:
     form = form_of(files.out)
-    inputs = (
-        None if files.source is None else Path(files.source),
-        files.options_file,
-        files.config,
-    )
-    for name in (file for file in inputs if file is not None):
-        if out.exists() and name.exists() and out.samefile(name):
-            refuse(f"{out} is what is read; it would be lost", "--out")
     if out.is_dir():
         refuse(f"{out} is a folder; give a file in it", "--out")
     if (

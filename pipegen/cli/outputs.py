@@ -243,6 +243,20 @@ def form_of(out: str | None) -> str:
     return WRITTEN[suffix]
 
 
+def refuse_used(flag: str, file: Path | None, used: Iterable[str | Path | None]) -> None:
+    """Refuse the file that a flag says to write where it is one of those that are used otherwise."""
+    if file is None or (file.exists() and not file.is_file()):  # a device keeps nothing
+        return
+    for other in [Path(name) for name in used if name is not None]:
+        if file.resolve() == other.resolve() or (
+            file.exists() and other.exists() and file.samefile(other)
+        ):
+            refuse(
+                f"{file} is another file of this command, which would be lost; give another name",
+                flag,
+            )
+
+
 def write_sidecar(
     file: Path, result: GenerationResult, name: LineId, *, brief: bool, overwrite: bool
 ) -> Slot[GenerationResult]:

@@ -19,7 +19,7 @@ from pipegen.backends.checkpoint.verdicts import keep, kept
 from pipegen.cli.export_command import command_of
 from pipegen.cli.flags import flag_of, setting_values
 from pipegen.cli.inputs import Item
-from pipegen.cli.outputs import Rows, lines_of, say, write_summary
+from pipegen.cli.outputs import Rows, lines_of, refuse_used, say, write_summary
 from pipegen.cli.progress_line import progress
 from pipegen.cli.run_flags import InputFlags
 from pipegen.cli.sources import (
@@ -91,6 +91,7 @@ def run_verify(flags: VerifyFlags) -> int:
     )
     if not is_file and "://" not in flags.url:
         refuse(f"there is no file {flags.url}, and an address begins with http://", "URL")
+    refuse_used("--summary", flags.summary, [flags.url if is_file else None, flags.source])
     try:
         right, plain, words = _of_file(flags) if is_file else _of_server(flags)
     except (NoSuchModel, ImportError) as refusal:  # a missing extra is an ImportError

@@ -16,7 +16,7 @@ from returns.result import Success
 
 from pipegen.cli.export_command import COMMAND, command_of
 from pipegen.cli.inputs import Item
-from pipegen.cli.outputs import say
+from pipegen.cli.outputs import refuse_used, say
 from pipegen.cli.sources import Question, open_source, within
 from pipegen.cli.usage import images_of, refuse
 from pipegen.core.distribution import MissingExtra, need
@@ -77,6 +77,7 @@ def run_view(flags: ViewFlags, rows: int = PAGE_ROWS) -> int:
     for path in (flags.results, flags.other):
         if path is not None and path.is_dir():
             refuse(f"{path} is a folder, not a file of results{_of_job(path)}", "RESULTS")
+    refuse_used("--out", flags.out, [flags.results, flags.other, flags.asked])
     images = images_of(flags.image_root, False, ())
     try:
         overview, count = _overview(flags)

@@ -61,6 +61,48 @@ def test_places_that_cannot_be_written_or_read_are_bad_usage(
     assert generate(tmp_path / "nowhere.jsonl").code == 2
 
 
+@pytest.mark.parametrize("linked", [False, True])
+@pytest.mark.parametrize(
+    ("flags", "lost"),
+    [
+        ("generate IN -o FILE --overwrite --model f", "IN"),
+        ("generate IN --options OPTIONS -o OUT --summary FILE --model f", "OPTIONS"),
+        ("generate IN -o OUT --summary FILE --model f", "IN"),
+        ("generate IN -o OUT --summary FILE --model f", "OUT"),
+        ("export OUT.job -o FILE", "IN"),
+        ("view OUT -o FILE", "OUT"),
+        ("view OUT OTHER -o FILE", "OTHER"),
+        ("view OUT --input IN -o FILE", "IN"),
+        ("verify OUT IN --summary FILE --model f", "OUT"),
+        ("verify OUT IN --summary FILE --model f", "IN"),
+    ],
+)
+def test_a_file_of_the_command_is_never_written_over(
+    command: Command, jsonl: Any, tmp_path: Path, flags: str, lost: str, linked: bool
+) -> None:
+    source, out = jsonl({"id": "a", **HI}), tmp_path / "out.jsonl"
+    assert command("generate", source, "-o", out, "--model", "f").code == 0
+    files = {"IN": source, "OUT": out, "OUT.job": Path(f"{out}.job")}
+    files |= {"OTHER": tmp_path / "other.jsonl", "OPTIONS": tmp_path / "options.json"}
+    files["OTHER"].write_bytes(out.read_bytes())
+    files["OPTIONS"].write_text("{}")
+    files["FILE"] = tmp_path / "link.jsonl" if linked else files[lost]
+    if linked:
+        os.link(files[lost], files["FILE"])
+    before = files[lost].read_bytes()
+    ran = command(*(files.get(word, word) for word in flags.split()))
+    assert (ran.code, files[lost].read_bytes()) == (2, before)
+    assert "would be lost" in ran.err
+
+
+def test_a_summary_and_out_that_are_one_new_file_are_refused(
+    generate: Command, jsonl: Any, tmp_path: Path
+) -> None:
+    out = tmp_path / "out.jsonl"
+    assert generate(jsonl(HI), "-o", out, "--summary", tmp_path / "." / out.name).code == 2
+    assert not out.exists() and not Path(f"{out}.job").exists()
+
+
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
 def test_a_full_disk_is_said_and_is_no_success(generate: Command, jsonl: Any) -> None:
     ran = generate(jsonl(HI), "-o", "/dev/full")
