@@ -45,14 +45,14 @@ ROOMS = (
 """Each imports only itself and those before it."""
 BUDGETS = {
     "backends": 134_022,
-    "cli": 42_667,
+    "cli": 42_917,
     "records": 39_195,
     "report": 32_265,
     "drivers": 32_008,
     "jobs": 32_408,
     "testing": 25_024,
     "stages": 24_546,
-    "io": 21_703,
+    "io": 21_779,
     "template": 16_203,
     "answer": 14_032,
     "core": 13_576,

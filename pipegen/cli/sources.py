@@ -7,7 +7,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
@@ -271,7 +271,7 @@ def _opened(
         )
     if source == "-":
         return Source(
-            from_lines(lines_of(sys.stdin.buffer), columns),
+            _requiring(from_lines(lines_of(sys.stdin.buffer), columns), columns, Path("stdin")),
             columns,
             partial(refuse, "a table as OUT takes a file as IN", "--out"),
         )
@@ -343,8 +343,11 @@ def _of_lines(
     stream = stack.enter_context(open_bytes(path))
     size = None if form.packed else os.fstat(stream.fileno()).st_size or None
     text = form.kind == "text"
+    regular = path.is_file()
     if text:
         columns.check(["prompt"], path)
+    elif regular:
+        _require(columns, line_values(path), path)
 
     def unread() -> Unread:
         reopened = stack.enter_context(open_bytes(path))
@@ -352,19 +355,43 @@ def _of_lines(
             return text_rows(reopened, columns, question.system)
         return unread_lines(records_of(path, reopened), columns, question.system)
 
-    return Source(
+    items = (
         items_of(text_rows(stream, columns, question.system))
         if text
-        else from_lines(records_of(path, stream), columns),
+        else from_lines(records_of(path, stream), columns)
+    )
+    return Source(
+        items if text or regular else _requiring(items, columns, path),
         columns,
         lambda: {"prompt": "string"} if text else column_kinds(line_values(path)),
         lambda: size,
         rows,
         image_folder,
         None,
-        unread if path.is_file() else None,
+        unread if regular else None,
         reading_of(columns, question.system),
     )
+
+
+def _require(columns: Columns, rows: Iterable[Mapping[str, Any]], path: Path) -> None:
+    """Raise `TableError` for a column that is named and that no row has, where there are rows."""
+    names, mapped = dict[str, None](), columns.mapped
+    for row in rows if mapped else ():
+        names |= dict.fromkeys(row)
+        if names.keys() >= mapped:
+            return
+    if names:
+        columns.require(list(names), path)
+
+
+def _requiring(items: Iterator[Item], columns: Columns, path: Path) -> Iterator[Item]:
+    """The items; `TableError` as in `_require` comes after the last, since they are read once."""
+    names, mapped = dict[str, None](), columns.mapped
+    for item in items:
+        if not names.keys() >= mapped:
+            names |= dict.fromkeys(item.origin.row.values)
+        yield item
+    _require(columns, [names] if names else [], path)
 
 
 def _records(path: Path) -> int | None:

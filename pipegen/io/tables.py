@@ -105,14 +105,24 @@ class Columns(NamedTuple):
         """The column that a field is read from; None where none is, since it is carried along."""
         return self.fields.get(field, None if field in self.kept else field)
 
-    def check(self, names: Sequence[str], path: Path) -> None:
-        """Raise `TableError` unless a table with these columns holds requests."""
-        listing = f"its columns are {', '.join(names)}"[:500] if names else "it has no columns"
+    @property
+    def mapped(self) -> set[str]:
+        """The columns that are named."""
+        return {*self.fields.values(), *self.kept}
+
+    def require(self, names: Sequence[str], path: Path) -> None:
+        """Raise `TableError` unless these columns have all that are named."""
         for column in (*self.fields.values(), *self.kept):
             if column not in names:
                 raise TableError(
-                    f"{path} has no column {column!r}{nearest(column, names) or f': {listing}'}"
+                    f"{path} has no column {column!r}"
+                    f"{nearest(column, names) or f': {_listing(names)}'}"
                 )
+
+    def check(self, names: Sequence[str], path: Path) -> None:
+        """Raise `TableError` unless a table with these columns holds requests."""
+        self.require(names, path)
+        listing = _listing(names)
         if USER not in self.fields and not any(
             self.column_of(field) in names for field in _PROMPTS
         ):
@@ -160,6 +170,10 @@ class Columns(NamedTuple):
             for name in values
             if name in self.kept or (name in fields and name not in mapped_columns)
         ]
+
+
+def _listing(names: Sequence[str]) -> str:
+    return f"its columns are {', '.join(names)}"[:500] if names else "it has no columns"
 
 
 class Block:

@@ -293,6 +293,44 @@ def test_a_wrong_map_is_bad_usage(
     assert words in " ".join(ran.err.split())
 
 
+@pytest.mark.parametrize("form", ["csv", "jsonl", "json", "stdin"])
+@pytest.mark.parametrize("column", ["uidd", "nothing"])
+def test_a_mapped_column_that_no_row_has_is_refused_in_every_form(
+    form: str, column: str, command: Command, tmp_path: Path
+) -> None:
+    """Stdin is read once: there it is the end of the run that says so."""
+    given = [{"question": "a"}, {"question": "b", "uid": "7"}]
+    lines = "".join(json.dumps(row) + "\n" for row in given).encode()
+    source = tmp_path / f"in.{form}"
+    source.write_bytes(
+        b"question,uid\na,\nb,7\n"
+        if form == "csv"
+        else json.dumps(given).encode()
+        if form == "json"
+        else lines
+    )
+    place = "-" if form == "stdin" else source
+
+    def run(*maps: str) -> Any:
+        flags = ("--model", "fake", "--map", "user=question", *maps)
+        return command("generate", place, *flags, stdin=lines)
+
+    ran = run("--map", f"id={column}")
+    assert (ran.code, len(ran.out)) == ((1, 2) if form == "stdin" else (2, 0))
+    hint = "; did you mean 'uid'?" if column == "uidd" else ": its columns are question, uid"
+    assert f"{place if form != 'stdin' else form} has no column '{column}'{hint}" in " ".join(
+        ran.err.split()
+    )
+    assert run("--map", f"metadata={column}").code == ran.code
+    for maps in ("id=uid", "metadata=uid"):  # which the first row lacks
+        assert run("--map", maps).code == 0
+
+
+def test_lines_without_rows_lack_no_column(generate: Command, jsonl: Any) -> None:
+    ran = generate(jsonl("[]", "no JSON", "{}"), "--map", "user=question")
+    assert (ran.code, [line["ok"] for line in ran.out]) == (1, [False] * 3)
+
+
 @pytest.mark.parametrize("form", ["csv", "parquet", "jsonl"])
 @pytest.mark.parametrize("column", ["options.adapter", "options.tempreature", "Option"])
 def test_a_column_of_options_under_another_name_is_refused(
