@@ -321,7 +321,9 @@ class _ViewedRequests:
         question = Question(None)
         if command is not None:
             self._columns = command.read
-            question = Question(command.prompt, command.system, overwrite=True)
+            question = Question(
+                command.prompt, command.system, tuple(command.images), overwrite=True
+            )
         source = None if command is None else command.source
         if flags.asked is not None:
             source = str(flags.asked)
@@ -346,7 +348,7 @@ class _ViewedRequests:
         row = values.get("row")
         metadata = values.get("metadata")
         if isinstance(row, Mapping):
-            request_fields = self._columns.request(row)
+            request_fields = _written(self._columns, row).request(row)
             _, slot = request_from_row(
                 {name: request_fields[name] for name in request_fields if name in _SHOWN}, 1
             )
@@ -363,6 +365,17 @@ class _ViewedRequests:
                 self._passed[item_name] = item  # rows may be in another order
         request = None if matching_item is None else matching_item.slot.value_or(None)
         return request, metadata if isinstance(metadata, Mapping) else {}
+
+
+def _written(columns: Columns, row: Mapping[str, Any]) -> Columns:
+    """The columns under their names in a row of results, where one that has the name of an answer's
+    column gets `input_` before it.
+    """
+    fields = {
+        field: column if column in row else f"input_{column}"
+        for field, column in columns.fields.items()
+    }
+    return columns._replace(fields=fields)
 
 
 def _prompt(request: GenerationRequest) -> str:

@@ -296,6 +296,32 @@ def test_the_columns_of_the_input_are_those_of_the_job(
     assert command("view", tmp_path / "out.jsonl").code == 0
 
 
+@pytest.mark.parametrize("column", ["question", "text", "model"])
+def test_a_column_is_shown_that_a_table_has_under_another_name(
+    command: Command, generate: Command, tmp_path: Path, column: str
+) -> None:
+    pytest.importorskip("pyarrow")
+    asked, out = tmp_path / "in.jsonl", tmp_path / "out.parquet"
+    asked.write_text(json.dumps({"id": "a", column: "What is it?"}) + "\n")
+    assert generate(asked, "-o", out, "--map", f"user={column}", "--brief").code == 0
+    assert command("view", out).code == 0
+    assert "user: What is it?" in Page(tmp_path / "out.html").texts
+
+
+@pytest.mark.parametrize("form", ["jsonl", "parquet"])
+def test_the_image_of_one_question_is_shown_where_its_folder_is_named(
+    command: Command, generate: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str
+) -> None:
+    pytest.importorskip("pyarrow")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a.png").write_bytes(png("red"))
+    out = tmp_path / f"out.{form}"
+    assert generate("--prompt", "What?", "--image", "a.png", "-o", out).code == 0
+    for flags, count in (((), 0), (("--image-root", "."), 1)):
+        assert command("view", out, *flags).code == 0
+        assert (tmp_path / "out.html").read_text().count("<img") == count
+
+
 @pytest.mark.parametrize("flags", [(), ("--image-root", "mine")])
 @pytest.mark.parametrize("linked", [False, True])
 def test_what_a_foreign_job_names_is_not_read(
