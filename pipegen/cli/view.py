@@ -201,8 +201,11 @@ _NO_FOLDER = "files of images are shown with --image-root, the folder that they 
 
 
 def _has_path(source: ImageSource) -> bool:
+    """Whether a file of this machine is read for it."""
     frames = source.frames if isinstance(source, VideoSource) else ()
-    return source.path is not None or any(frame.path is not None for frame in frames)
+    return any(
+        one.path is not None or (one.url or "")[:5].lower() == "file:" for one in (source, *frames)
+    )
 
 
 def _rounds(values: Mapping[str, Any]) -> list[Mapping[str, Any]]:

@@ -364,15 +364,12 @@ def test_images_that_a_foreign_table_names_are_not_read(
     (tmp_path / "theirs").mkdir()
     (tmp_path / "private.png").write_bytes(png("red"))
     (tmp_path / "theirs" / "a.png").write_bytes(png("red"))
-    frames = {"frames": [str(tmp_path / "private.png")], "times": [0.0]}
-    rows: list[dict[str, Any]] = [
-        {"id": 1, "prompt": "What?", "images": [str(tmp_path / "private.png")]},
-        {"id": 2, "prompt": "What?", "images": [str(tmp_path / "theirs" / "a.png")]},
-    ]
-    pg.write_table("theirs/r.parquet", zip(rows, [answer("x"), answer("y")], strict=True))
-    pg.write_table(
-        "theirs/v.parquet", [({"id": 1, "prompt": "?", "videos": [frames]}, answer("x"))]
-    )
+    private = str(tmp_path / "private.png")
+    images = [private, (tmp_path / "private.png").as_uri(), str(tmp_path / "theirs" / "a.png")]
+    frames = [{"frames": [image], "times": [0.0]} for image in images[:2]]
+    for name, field, values in (("r", "images", images), ("v", "videos", frames)):
+        rows = [{"id": number, "prompt": "?", field: [one]} for number, one in enumerate(values)]
+        pg.write_table(f"theirs/{name}.parquet", [(row, answer("x")) for row in rows])
     for name, shown in (("r", 1 if flags else 0), ("v", 0)):
         assert command("view", f"theirs/{name}.parquet", *flags).code == 0
         page = Page(tmp_path / "theirs" / f"{name}.html")
