@@ -424,9 +424,9 @@ def _begun(job: Job[Any], files: Files, there: Sequence[tuple[Origin, Any]] = ()
         say("; ".join([f"{files.job}: {job.before} finished before", *words]))
 
 
-def _anywhere(image: str) -> str:
+def _anywhere(name: str) -> str:
     """What names an image from any working directory."""
-    return os.path.abspath(image) if image and ImageSource.of(image).path else image
+    return os.path.abspath(name) if name and ImageSource.of(name).path else name
 
 
 def _finished(

@@ -4,7 +4,7 @@ they hold another answer of the job. All others are refused before anything is a
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ NOT_MADE = "this job has not made them"
 """Why sidecars that exist are refused."""
 
 
-def existing_sidecars(items: Iterable[tuple[Origin, Any]]) -> list[tuple[Origin, Any]]:
+def existing_sidecars(items: Iterator[tuple[Origin, Any]]) -> list[tuple[Origin, Any]]:
     """The requests whose sidecars exist."""
     return [item for item in items if sidecar_exists(item[0].sidecar) is not None]
 

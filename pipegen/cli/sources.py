@@ -373,11 +373,11 @@ def _of_lines(
     )
 
 
-def _require(columns: Columns, rows: Iterable[Mapping[str, Any]], path: Path) -> None:
+def _require(columns: Columns, objects: Iterable[Mapping[str, Any]], path: Path) -> None:
     """Raise `TableError` for a column that is named and that no row has, where there are rows."""
     names, mapped = dict[str, None](), columns.mapped
-    for row in rows if mapped else ():
-        names |= dict.fromkeys(row)
+    for values in objects if mapped else ():
+        names |= dict.fromkeys(values)
         if names.keys() >= mapped:
             return
     if names:

@@ -370,12 +370,12 @@ class _ViewedRequests:
         return request, metadata if isinstance(metadata, Mapping) else {}
 
 
-def _written(columns: Columns, row: Mapping[str, Any]) -> Columns:
+def _written(columns: Columns, values: Mapping[str, Any]) -> Columns:
     """The columns under their names in a row of results, where one that has the name of an answer's
     column gets `input_` before it.
     """
     fields = {
-        field: column if column in row else f"input_{column}"
+        field: column if column in values else f"input_{column}"
         for field, column in columns.fields.items()
     }
     return columns._replace(fields=fields)

@@ -532,11 +532,11 @@ class _Lines:
 
     end = "\r\n"
 
-    def __init__(self, text: io.TextIOBase) -> None:
-        self._text = text
+    def __init__(self, text_file: io.TextIOBase) -> None:
+        self._file = text_file
 
-    def write(self, line: str) -> int:
-        return self._text.write(line.removesuffix(self.end) + "\n")
+    def write(self, text: str) -> int:
+        return self._file.write(text.removesuffix(self.end) + "\n")
 
 
 @contextlib.contextmanager
