@@ -45,7 +45,7 @@ ROOMS = (
 """Each imports only itself and those before it."""
 BUDGETS = {
     "backends": 134_022,
-    "cli": 43_011,
+    "cli": 43_061,
     "records": 39_195,
     "report": 32_265,
     "drivers": 32_008,

@@ -74,7 +74,7 @@ CHECKPOINT = "files of a checkpoint"
 SUFFIXES = {
     "backends/checkpoint/file_digests.py": (CHECKPOINT, ".json .txt"),
     "backends/checkpoint/load_errors.py": (CHECKPOINT, ".json .json .json"),
-    "cli/outputs.py": ("an answer beside its image is text, or a line", ".txt"),
+    "cli/sidecars.py": ("an answer beside its image is text, or a line", ".txt"),
     "config/config_files.py": ("chat files are JSON or YAML", ".json"),
     "io/arrow_roundtrip.py": ("what each form of table can hold", ".arrow .parquet .parquet"),
     "io/table_out.py": ("the writer of each form of table", ".parquet"),

@@ -137,8 +137,8 @@ def _policies(command: Command) -> tuple[ImagePolicy, RequestPolicy]:
 
 
 def run_export(folder: Path, out: str | None, moved: str | None = None) -> int:
-    """Write the finished rows, and say how many are missing, or have images that cannot be read: a
-    key depends on them. Exit code: 0 where none is, else 1.
+    """Write the finished rows, and say how many are missing. Where an image cannot be read, its
+    row's answer is not found. Exit code: 0 where no answer is missing, else 1.
 
     moved: where the input is now, if it is not where the job read it.
     """
@@ -158,11 +158,11 @@ def run_export(folder: Path, out: str | None, moved: str | None = None) -> int:
     if command.image_root is not None and not os.path.isdir(command.image_root):
         refuse(f"there is no folder {command.image_root!r}, the job's --image-root", "JOB")
     form = form_of(out)
-    refuse_used("--out", file_of(out), [command.source, *folder.glob("*")])
     images, policy = _policies(command)
     images = within(images, command.source, command.prompt)
     finished_count = missing = unread = 0
     try:
+        refuse_used("--out", file_of(out), [command.source, *folder.glob("*")])
         with contextlib.ExitStack() as stack:
             question = Question(
                 command.prompt, command.system, tuple(command.images), overwrite=True

@@ -35,13 +35,18 @@ from pipegen.cli.outputs import (
     say_shared,
     slot_of,
     words_of,
-    write_sidecar,
     write_summary,
 )
 from pipegen.cli.plugins import attached
 from pipegen.cli.progress_line import Meter, is_shown, progress, tells
 from pipegen.cli.run_flags import RunFlags
-from pipegen.cli.sidecars import NOT_MADE, check_sidecars, existing_sidecars, refuse_sidecars
+from pipegen.cli.sidecars import (
+    NOT_MADE,
+    check_sidecars,
+    existing_sidecars,
+    refuse_sidecars,
+    write_sidecar,
+)
 from pipegen.cli.sources import RunSettings, is_image_folder, open_source, refuse_missing, stamp_of
 from pipegen.cli.usage import import_while_waiting, open_routes, refuse
 from pipegen.core.distribution import MissingExtra

@@ -1,4 +1,4 @@
-"""Where results go: JSON Lines, tables, sidecars, and a summary on stderr. Reports for readers are
+"""Where results go: JSON Lines, tables, and a summary on stderr. Reports for readers are
 lines, by a table of what is written where a value is there.
 
 >>> rows = (("", "{name}: {count:,} rows"), ("failed", "{failed} failed"), ("all", "- {kind}"))
@@ -9,6 +9,7 @@ lines, by a table of what is written where a value is there.
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -18,12 +19,10 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from returns.result import Failure, Success
-
-from pipegen.cli.inputs import Origin, sidecar_exists
+from pipegen.cli.inputs import Origin
 from pipegen.cli.sources import Source
 from pipegen.cli.usage import refuse
-from pipegen.core.errors import GenerationError, InternalError, InvalidRequest
+from pipegen.core.errors import GenerationError, InternalError
 from pipegen.core.slots import Slot, is_ok
 from pipegen.io.forms import DELIMITERS, WRITTEN, TableError
 from pipegen.io.jsonl import LineId, Written, readable, to_plain
@@ -244,46 +243,17 @@ def form_of(out: str | None) -> str:
 
 
 def refuse_used(flag: str, file: Path | None, used: Iterable[str | Path | None]) -> None:
-    """Refuse the file that a flag says to write where it is one of those that are used otherwise."""
-    if file is None or (file.exists() and not file.is_file()):  # a device keeps nothing
-        return
-    for other in [Path(name) for name in used if name is not None]:
-        if file.resolve() == other.resolve() or (
-            file.exists() and other.exists() and file.samefile(other)
+    """Refuse a file that a flag says to write, and that is used otherwise."""
+    if file is None or (os.path.exists(file) and not os.path.isfile(file)):
+        return  # a device keeps nothing
+    for other in [name for name in used if name is not None]:
+        if os.path.realpath(file) == os.path.realpath(other) or (
+            os.path.exists(file) and os.path.exists(other) and os.path.samefile(file, other)
         ):
             refuse(
                 f"{file} is another file of this command, which would be lost; give another name",
                 flag,
             )
-
-
-def write_sidecar(
-    file: Path, result: GenerationResult, name: LineId, *, brief: bool, overwrite: bool
-) -> Slot[GenerationResult]:
-    """Write an answer beside its image: the text as `.txt`, or the whole line as `.json`.
-
-    Returns the slot, or `InvalidRequest` if the file cannot be written.
-    """
-    slot = Success(result)
-    body = (
-        result.text
-        if file.suffix == ".txt"
-        else strict_json.dump(to_plain(slot, name, brief=brief)) + "\n"
-    )
-    if not overwrite and (exists := sidecar_exists(file)) is not None:
-        return Failure(exists)
-    try:
-        with new_file(file) as stream:
-            stream.write(body.encode())
-    except (JournalError, OSError) as refusal:
-        why = refusal.strerror if isinstance(refusal, OSError) else str(refusal).rpartition(": ")[2]
-        return Failure(
-            InvalidRequest(
-                f"the sidecar {file.name} cannot be written: {why}",
-                hint="free some space, or make the folder writable",
-            )
-        )
-    return slot
 
 
 @dataclass

@@ -385,7 +385,7 @@ def _require(columns: Columns, objects: Iterable[Mapping[str, Any]], path: Path)
 
 
 def _requiring(items: Iterator[Item], columns: Columns, path: Path) -> Iterator[Item]:
-    """The items; `TableError` as in `_require` comes after the last, since they are read once."""
+    """The items. They are read once: `TableError` as in `_require` comes after the last."""
     names, mapped = dict[str, None](), columns.mapped
     for item in items:
         if not names.keys() >= mapped:

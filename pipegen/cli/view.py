@@ -77,9 +77,9 @@ def run_view(flags: ViewFlags, rows: int = PAGE_ROWS) -> int:
     for path in (flags.results, flags.other):
         if path is not None and path.is_dir():
             refuse(f"{path} is a folder, not a file of results{_of_job(path)}", "RESULTS")
-    refuse_used("--out", flags.out, [flags.results, flags.other, flags.asked])
     images = images_of(flags.image_root, False, ())
     try:
+        refuse_used("--out", flags.out, [flags.results, flags.other, flags.asked])
         overview, count = _overview(flags)
         pages = max(1, -(-count // rows))
         out = flags.out or flags.results.with_suffix(".html" if pages == 1 else ".pages")
@@ -371,7 +371,7 @@ class _ViewedRequests:
 
 
 def _written(columns: Columns, values: Mapping[str, Any]) -> Columns:
-    """The columns under their names in a row of results, where one that has the name of an answer's
+    """The columns under their names in a row of results. One that has the name of an answer's
     column gets `input_` before it.
     """
     fields = {

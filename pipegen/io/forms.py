@@ -156,8 +156,8 @@ def _command(scheme: str, address: str) -> str:
 def open_bytes(path: str | os.PathLike[str]) -> BinaryIO:
     """The bytes of a file of lines, CSV or text, unpacked while they are read.
 
-    Raises `OSError` as `open` does, `TableError` where the file begins as another form does, is cut
-    off, or is packed and has no bytes, and `MissingExtra` for .zst without pyarrow.
+    Raises `OSError` as `open` does, and `MissingExtra` for .zst without pyarrow. Raises `TableError`
+    where the file begins as another form does, is cut off, or is packed and has no bytes.
     """
     packed = form_of(path).packed
     if packed and os.path.isfile(path) and not os.path.getsize(path):
