@@ -109,6 +109,14 @@ def test_the_page_begins_with_a_few_ratios_that_were_measured_and_none_is_quoted
         assert shown.machine in headlines.MACHINES
 
 
+def test_a_headline_that_was_not_measured_ends_the_report_with_what_to_do(
+    headlines: ModuleType,
+) -> None:
+    rows = [row for row in ROWS if row["work"] != headlines.HEADLINES[0].row[0]]
+    with pytest.raises(SystemExit, match=r"no such row\. .*measure the group again"):
+        headlines.headlines(rows)
+
+
 def test_the_chart_and_the_table_of_the_page_are_those_of_the_rows(headlines: ModuleType) -> None:
     quoted = headlines.headlines(ROWS)
     docs = HERE.parent / "docs"

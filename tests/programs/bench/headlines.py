@@ -93,6 +93,12 @@ def headlines(rows: Sequence[dict[str, Any]]) -> list[Quoted]:
     measured = {(row["work"], row["peer"]): row["ratio"] for row in rows}
     quoted = []
     for label, peer, row, elsewhere in HEADLINES:
+        if row not in measured:
+            raise SystemExit(
+                f"{row[0]}, against {row[1]}: no such row. An interrupted run left a part of its"
+                " group in .bench, or a trial has fewer: remove the group's file there, or measure"
+                " the group again"
+            )
         ratio, machine = min(filter(None, ((measured[row], "A"), elsewhere)))
         quoted.append(Quoted(label, peer, ratio, machine))
     return quoted
