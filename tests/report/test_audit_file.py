@@ -407,6 +407,7 @@ RIGHT: list[tuple[dict[str, Any], tuple[pg.Plugin, ...]]] = [
     ({"max_new_tokens": 40}, (shout,)),
     ({"structured": {"choice": ["red", "blue"]}, "logprobs": True}, (shout,)),
     ({"structured": {"json_schema": {"type": "object"}}, "max_new_tokens": 12}, ()),
+    ({"enable_thinking": True, "max_thinking_tokens": 3, "logprobs": True}, ()),
 ]
 
 
@@ -429,6 +430,35 @@ def test_right_rows_of_a_file_obey_their_requests(
     found = judged(written(rows, tmp_path / f"rows{suffix}"), embedded, asked=True)
     assert set(found.counts) <= {"right", "not judged"}, found.rows
     assert not found.whole
+
+
+@pytest.mark.parametrize("suffix", [".jsonl", ".parquet", ".arrow"])
+def test_log_probabilities_of_any_file_are_judged(
+    suffix: str, embedded: pg.Route, tmp_path: Path
+) -> None:
+    def moved(result: pg.GenerationResult) -> pg.GenerationResult:
+        logprobs = [
+            dataclasses.replace(token, logprob=token.logprob - 1.5)
+            for token in result.logprobs or ()
+        ]
+        return dataclasses.replace(result, logprobs=tuple(logprobs))
+
+    rows = results(embedded, logprobs=True)
+    right = judged(written(rows, tmp_path / f"right{suffix}"), embedded)
+    assert (right.counts, right.spread is None) == ({"right": 6}, False)
+    rows = [(name, slot.map(moved)) for name, slot in rows]
+    assert judged(written(rows, tmp_path / f"moved{suffix}"), embedded).counts == {"weights": 6}
+
+
+@pytest.mark.parametrize("suffix", [".jsonl", ".parquet"])
+def test_seeds_of_any_file_are_tried_again(suffix: str, embedded: pg.Route, tmp_path: Path) -> None:
+    rows = asked_again(embedded, temperature=0.7)
+    other = [
+        changed([row], options=next_row.unwrap().options)[0]
+        for row, (_, next_row) in zip(rows, rows[7:] + rows[:7], strict=True)
+    ]
+    found = judged(written(other, tmp_path / f"rows{suffix}"), embedded)
+    assert "rows, drawn again with their seeds, have other tokens" in found.whole
 
 
 def test_samples_of_a_file_without_options_are_not_taken_for_greedy(
