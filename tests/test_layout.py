@@ -45,14 +45,14 @@ ROOMS = (
 """Each imports only itself and those before it."""
 BUDGETS = {
     "backends": 134_022,
-    "cli": 42_090,
+    "cli": 42_107,
     "records": 39_117,
-    "report": 32_265,
+    "report": 32_697,
     "drivers": 32_008,
     "jobs": 32_312,
     "testing": 25_024,
     "stages": 24_546,
-    "io": 21_688,
+    "io": 21_692,
     "template": 16_203,
     "answer": 14_032,
     "core": 13_576,

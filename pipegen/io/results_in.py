@@ -150,7 +150,7 @@ def _from_row(answer: Sequence[str], line: Mapping[str, Any]) -> dict[str, Any]:
         for name in ("samples", "rounds")
     )
     failed = [
-        {"sample": number, "error": {"type": "InternalError", "message": entry["finish"]}}
+        {"sample": number, "error": {"type": entry["finish"], "message": entry["finish"]}}
         for number, entry in enumerate(line.get("samples") or ())
         if entry["text"] is None
     ]

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from pipegen.answer import answer_check
@@ -119,11 +119,11 @@ class Recorded:
 
 
 def verify_results(
-    results: Iterable[tuple[str, Slot[GenerationResult]]],
+    results: Iterable[tuple[Hashable, Slot[GenerationResult]]],
     model: str,
     reference: Route,
     *,
-    requests: Callable[[str], Slot[GenerationRequest] | None] = lambda name: None,
+    requests: Callable[[Hashable], Slot[GenerationRequest] | None] = lambda name: None,
     precision: Precision = "float32",
     noise: Noise = lambda precision, rows: None,
     image_policy: ImagePolicy | None = None,
@@ -174,7 +174,7 @@ def verify_results(
 
 class _RecordedRow(NamedTuple):
     id: str
-    request: str
+    request: Hashable
     """The id of its request."""
     result: GenerationResult
 
@@ -191,7 +191,7 @@ class _Audit(NamedTuple):
     """What rows are judged by."""
 
     reference: Route
-    requests: Callable[[str], Slot[GenerationRequest] | None]
+    requests: Callable[[Hashable], Slot[GenerationRequest] | None]
     policy: ImagePolicy | None
     room: Callable[[GenerationResult], int | None]
 
@@ -336,22 +336,22 @@ def _without_template(request: GenerationRequest) -> GenerationRequest:
     return dataclasses.replace(request, options=dataclasses.replace(options, chat=chat))
 
 
-def _samples(name: str, slot: Slot[GenerationResult]) -> list[_RecordedRow | RowVerdict]:
+def _samples(row_id: Hashable, slot: Slot[GenerationResult]) -> list[_RecordedRow | RowVerdict]:
     """The completions of a result, each with an id of its own, and with that of its request."""
     if not is_ok(slot):
         reason = f"the row failed: {type(slot.failure()).__name__}: {slot.failure().message}"
-        return [RowVerdict(id=name, verdict="not judged", evidence=reason)]
+        return [RowVerdict(id=str(row_id), verdict="not judged", evidence=reason)]
     result = slot.unwrap()
     if len(result.samples) < 2:
-        return [_RecordedRow(name, name, result)]
+        return [_RecordedRow(str(row_id), row_id, result)]
     count = answer_check.UntrimmedAnswer(choices=len(result.completions))
     known = result.options != UNKNOWN
     for finding in answer_check.check_answer(count, result.options) if known else ():
-        return [RowVerdict(id=name, verdict=kind_of(finding.kind), evidence=finding.words)]
+        return [RowVerdict(id=str(row_id), verdict=kind_of(finding.kind), evidence=finding.words)]
     return [
         _RecordedRow(
-            f"{name}#{index}",
-            name,
+            f"{row_id}#{index}",
+            row_id,
             dataclasses.replace(sample, options=_options_of(sample, result)),
         )
         for index, sample in enumerate(result.samples)
