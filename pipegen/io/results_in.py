@@ -114,11 +114,11 @@ _JSON = ["options", "transcript", *(field.key for field in _COLUMNS if _is_json(
 """The columns that hold JSON."""
 
 
-def _from_row(answer: Sequence[str], line: Mapping[str, Any]) -> dict[str, Any]:
+def _from_row(names: Sequence[str], line: Mapping[str, Any]) -> dict[str, Any]:
     line_fields: dict[str, Any] = {
         "id": plain_id(line.get("id")),
         "ok": bool(line.get("ok")),
-        "row": {name: value for name, value in line.items() if name not in answer},
+        "row": {name: value for name, value in line.items() if name not in names},
     }
     if not line_fields["ok"]:
         error = dict(line.get("error") or {})
@@ -131,9 +131,12 @@ def _from_row(answer: Sequence[str], line: Mapping[str, Any]) -> dict[str, Any]:
         if line.get(f"{place}logprobs") is not None
     }
     usage = line.get("usage") or {}
-    line_fields |= {
+    answer = {
         "prompt_tokens": usage.get("prompt_tokens") or 0,
         "completion_tokens": usage.get("completion_tokens") or 0,
+        "raw_text": "",
+        "options": {},
+        **values,
     }
     samples, rounds = (
         [
@@ -154,15 +157,11 @@ def _from_row(answer: Sequence[str], line: Mapping[str, Any]) -> dict[str, Any]:
         for number, entry in enumerate(line.get("samples") or ())
         if entry["text"] is None
     ]
-    return {
-        **line_fields,
-        "raw_text": "",
-        "options": {},
-        **values,
-        "samples": samples,
-        "rounds": rounds,
-        "failed_samples": failed,
-    }
+    own = ("text", "finish", "options")
+    # the row's other columns are those of its first sample
+    samples[:1] = [{**answer, **{name: one[name] for name in own}} for one in samples[:1]]
+    parts = {"samples": samples, "rounds": rounds, "failed_samples": failed}
+    return {**line_fields, **answer, **parts}
 
 
 _FINISH_OF: Mapping[Meaning, str] = {"stop": "eos", "length": "length", "failed": "aborted"}
