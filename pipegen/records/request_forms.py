@@ -62,7 +62,7 @@ FORMS = (
 """The forms that are known beside pipegen's own."""
 _OWN = ("messages", "prompt", "prompt_token_ids", "turns")
 _WORDS = ("conversations", "conversation", "query")
-"""Keys that hold the conversation where none of `_OWN` does."""
+"""Keys that hold the conversation where none of `_OWN` does; `turns` go on with it."""
 KEYS = (*_WORDS, "system", "history")
 """The keys of other forms that are read as part of a request."""
 
@@ -212,9 +212,19 @@ def read_keys(values: Mapping[str, object]) -> frozenset[str]:
     if values.keys().isdisjoint(KEYS):
         return frozenset()
     names = [name for name in ("system", "history") if name in values]
-    if all(values.get(name) is None for name in _OWN):
-        names += [name for name in _WORDS if values.get(name) is not None][:1]
+    words = [name for name in _WORDS if _holds(values.get(name))]
+    if not words and all(values.get(name) is None for name in _OWN):
+        words = [name for name in _WORDS if values.get(name) is not None]
+    if not any(_holds(values.get(name)) for name in _OWN[:3]):
+        names += words[:1]
     return frozenset(names)
+
+
+def _holds(value: object) -> bool:
+    """Whether an entry holds words: tables fill in what only other rows have."""
+    value = plain_list(value)
+    empty = isinstance(value, (str, list, tuple)) and (not value or value == "[]")
+    return value is not None and not empty
 
 
 def as_messages(fields: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
@@ -224,6 +234,11 @@ def as_messages(fields: Mapping[str, Any], values: Mapping[str, Any]) -> dict[st
     """
     result = dict(fields)
     keys = read_keys(values)
+    own = [name for name in _OWN if name in result]
+    holding = [name for name in own if _holds(result[name])]
+    for name in own if holding or not keys.isdisjoint(_WORDS) else ():
+        if name not in holding:
+            del result[name]
     if _is_conversation(result.get("prompt")) and "messages" not in result:
         result["messages"] = result.pop("prompt")
     for name in keys.intersection(_WORDS):

@@ -252,6 +252,39 @@ def test_the_words_of_a_row_are_those_of_its_first_form() -> None:
     assert request_from(values).unwrap().metadata.keys() == {"conversations"}
 
 
+@pytest.mark.parametrize("name", ["messages", "prompt", "prompt_token_ids", "turns"])
+@pytest.mark.parametrize(
+    "words",
+    [
+        {"messages": [USER]},
+        {"turns": ["Hi"]},
+        {"query": "Hi"},
+        {"conversations": [{"from": "human", "value": "Hi"}]},
+        {"conversations": [], "query": "Hi"},
+    ],
+    ids=str,
+)
+def test_words_that_are_empty_are_none_where_there_are_others(
+    name: str, words: dict[str, Any]
+) -> None:
+    """As tables fill them in."""
+    for empty in ("", "[]") if name == "prompt" else ([], "[]", ()):
+        assert turns_of({name: empty, **words}) == [("user", "Hi")]
+        assert turns_of({**words, name: words.get(name, empty)}) == [("user", "Hi")]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [{"query": "Hi"}, {"conversations": [{"from": "human", "value": "Hi"}]}, {"messages": [USER]}],
+    ids=str,
+)
+def test_turns_go_on_with_the_words_of_any_form(words: dict[str, Any]) -> None:
+    request: GenerationRequest = request_from({**words, "turns": ["Why?"]}).unwrap()
+    assert [message.content for message in request.messages or ()] == ["Hi"]
+    assert [message.content for message in request.turns] == ["Why?"]
+    assert not request.metadata
+
+
 def test_every_form_of_the_table_is_read() -> None:
     names = ["OpenAI chat", "OpenAI batch", "ms-swift", "LLaVA", "ShareGPT", "TRL"]
     assert [form.name for form in FORMS] == names
