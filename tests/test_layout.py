@@ -52,7 +52,7 @@ BUDGETS = {
     "jobs": 32_312,
     "testing": 25_024,
     "stages": 24_546,
-    "io": 21_741,
+    "io": 21_753,
     "template": 16_203,
     "answer": 14_032,
     "core": 13_576,
