@@ -26,7 +26,7 @@ from pipegen.records.messages import (
     message_from,
     plain_messages,
 )
-from pipegen.records.parse_request import request_from
+from pipegen.records.parse_request import carried, request_from
 from pipegen.records.requests import (
     GenerationRequest,
     ImagePolicy,
@@ -572,6 +572,27 @@ def test_a_row_of_a_data_set_is_a_request() -> None:
         {"messages": [{"role": "user", "content": "Hi", "tool_calls": None, "name": None}]}
     ).unwrap()
     assert filled.messages == (Message(role="user", content="Hi"),)
+
+
+@pytest.mark.parametrize(
+    ("values", "metadata"),
+    [
+        ({"label": 1, "metadata": {"label": 2}}, {"input_label": 1, "label": 2}),
+        ({"label": 1, "metadata": {"label": 1}}, {"label": 1}),
+        ({"label": None, "metadata": {"label": 1}}, {"label": 1}),
+        ({"label": 1, "metadata": {"label": True}}, {"input_label": 1, "label": True}),
+        (
+            {"label": 1, "input_label": 3, "metadata": {"label": 2}},
+            {"input_input_label": 1, "input_label": 3, "label": 2},
+        ),
+    ],
+    ids=str,
+)
+def test_two_values_of_one_name_are_both_carried(
+    values: dict[str, Any], metadata: dict[str, Any]
+) -> None:
+    assert request_from({"prompt": "a", **values}).unwrap().metadata == metadata
+    assert carried(values) == metadata
 
 
 def test_metadata_is_carried_and_changes_nothing() -> None:
