@@ -497,7 +497,7 @@ def _calls(where: str, content: object) -> list[dict[str, Any]]:
 
 def without_final_answer(values: Mapping[str, object]) -> Mapping[str, Any]:
     """The values without the answers that end their conversation, which become `references` in
-    their metadata. As they are where they end with no answer, or cannot be read.
+    their metadata. As they are where they end with no answer, cannot be read, or are a plain prompt.
 
     >>> row = {
     ...     "messages": [
@@ -508,11 +508,11 @@ def without_final_answer(values: Mapping[str, object]) -> Mapping[str, Any]:
     >>> without_final_answer(row)
     {'messages': [{'role': 'user', 'content': '2 + 2?'}], 'metadata': {'references': ['4']}}
     """
-    name = next((name for name in (*_OWN[:2], *_WORDS[:2]) if values.get(name) is not None), None)
+    name = next((name for name in (*_OWN[:2], *_WORDS[:2]) if _holds(values.get(name))), None)
     if name is None:
         return values
-    try:
-        turns = _turns(name, _loaded(name, values[name]))
+    try:  # a prompt that is text is continued as it is
+        turns = _turns(name, values[name] if name == "prompt" else _loaded(name, values[name]))
     except InvalidField:  # which the request says
         return values
     kept = [*dropwhile(_is_answer, reversed(turns))][::-1]

@@ -315,6 +315,15 @@ def test_the_answers_that_end_a_row_are_its_references(values: Any, references: 
     assert kept == {"page": 7, "references": references}
 
 
+def test_a_prompt_that_is_text_is_no_conversation_with_or_without_its_answer() -> None:
+    """Whatever it holds: the model continues it."""
+    answered = [USER, {"role": "assistant", "content": "4"}]
+    for messages in (answered, answered[:1]):
+        row = {"prompt": json.dumps(messages)}
+        assert without_final_answer(row) == row
+        assert request_from(row).unwrap().prompt == row["prompt"]
+
+
 def test_an_answer_with_calls_is_kept_whole() -> None:
     answer = {"role": "assistant", "content": "", "tool_calls": [{"function": CALL}]}
     kept = without_final_answer({"messages": [USER, answer]})["metadata"]["references"]
