@@ -46,7 +46,7 @@ ROOMS = (
 BUDGETS = {
     "backends": 134_022,
     "cli": 42_107,
-    "records": 39_651,
+    "records": 39_677,
     "report": 33_178,
     "drivers": 32_008,
     "jobs": 32_312,

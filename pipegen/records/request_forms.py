@@ -243,7 +243,8 @@ def as_messages(fields: Mapping[str, Any], values: Mapping[str, Any]) -> dict[st
         result["messages"] = result.pop("prompt")
     for name in keys.intersection(_WORDS):
         if name == "query":
-            result["messages"] = [_asked(_text(name, values[name]), result)]
+            history = values.get("history")
+            result["messages"] = [_asked(_text(name, values[name]), result, history)]
         else:
             turns = _turns(name, _loaded(name, values[name]))
             result["messages"] = _in_our_roles(name, turns)
@@ -276,7 +277,7 @@ def _with_turns(
 ) -> dict[str, Any]:
     """The fields with a system message and earlier turns before their messages."""
     if isinstance(result.get("prompt"), str) and (result.get("images") or result.get("videos")):
-        result["messages"] = [_asked(result.pop("prompt"), result)]
+        result["messages"] = [_asked(result.pop("prompt"), result, history)]
     elif result.get("prompt") is not None or result.get("prompt_token_ids") is not None:
         raise InvalidField(
             f"{which} goes before messages, and this request has none: its prompt is continued as"
@@ -298,14 +299,15 @@ def _with_turns(
     return result
 
 
-def _asked(text: str, fields: Mapping[str, Any]) -> dict[str, Any]:
+def _asked(text: str, fields: Mapping[str, Any], earlier: object) -> dict[str, Any]:
     """A user's turn of the text and of the images beside it. They go before it, unless tags say
-    where.
+    where, in it or in the history.
     """
+    words = f"{text}{earlier}"
     places = [
         {"type": kind}
         for kind in ("image", "video")
-        if f"<{kind}>" not in text
+        if f"<{kind}>" not in words
         for _ in fields.get(f"{kind}s") or ()
     ]
     content = [*places, {"type": "text", "text": text}] if places else text

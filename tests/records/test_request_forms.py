@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import pipegen as pg
-from pipegen.records.messages import Message
+from pipegen.records.messages import ImagePart, ImageSource, Message, TextPart
 from pipegen.records.parse_request import request_from
 from pipegen.records.request_forms import FORMS, REFUSED, without_final_answer
 from pipegen.records.requests import GenerationRequest
@@ -283,6 +283,17 @@ def test_turns_go_on_with_the_words_of_any_form(words: dict[str, Any]) -> None:
     assert [message.content for message in request.messages or ()] == ["Hi"]
     assert [message.content for message in request.turns] == ["Why?"]
     assert not request.metadata
+
+
+@pytest.mark.parametrize("words", [{"query": "Why?"}, {"prompt": "Why?"}], ids=str)
+@pytest.mark.parametrize(
+    "history", [[["<image>What?", "A cat."]], '[["<image>What?", "A cat."]]'], ids=str
+)
+def test_a_tag_of_the_history_is_the_place_of_an_image(words: Any, history: Any) -> None:
+    row = {**words, "images": ["a.png"], "history": history}
+    asked = [content for role, content in turns_of(row) if role == "user"]
+    image = ImagePart(source=ImageSource(path="a.png"))
+    assert asked == [(image, TextPart(text="What?")), "Why?"]
 
 
 def test_every_form_of_the_table_is_read() -> None:
