@@ -46,7 +46,7 @@ ROOMS = (
 BUDGETS = {
     "backends": 134_022,
     "cli": 42_107,
-    "records": 39_677,
+    "records": 39_697,
     "report": 33_178,
     "drivers": 32_008,
     "jobs": 32_312,

@@ -221,7 +221,7 @@ def _is_same(value: object, held: object) -> bool:
     """Whether an entry says no more than another, as far as plain values tell: arrays compare
     otherwise.
     """
-    plain = type(value) is type(held) and isinstance(value, (str, int, float))
+    plain = type(value) is type(held) and type(value) in (str, int, float, bool)
     return value is None or (plain and value == held)
 
 

@@ -223,6 +223,8 @@ def read_keys(values: Mapping[str, object]) -> frozenset[str]:
 def _holds(value: object) -> bool:
     """Whether an entry holds words: tables fill in what only other rows have."""
     value = plain_list(value)
+    if isinstance(value, str):
+        value = exact(value)
     empty = isinstance(value, (str, list, tuple)) and (not value or value == "[]")
     return value is not None and not empty
 
@@ -299,11 +301,11 @@ def _with_turns(
     return result
 
 
-def _asked(text: str, fields: Mapping[str, Any], earlier: object) -> dict[str, Any]:
+def _asked(text: str, fields: Mapping[str, Any], past: object) -> dict[str, Any]:
     """A user's turn of the text and of the images beside it. They go before it, unless tags say
     where, in it or in the history.
     """
-    words = f"{text}{earlier}"
+    words = f"{text}{past}"
     places = [
         {"type": kind}
         for kind in ("image", "video")
