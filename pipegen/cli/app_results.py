@@ -140,7 +140,7 @@ def view(flags: ViewFlags) -> None:
 
 
 DIFF = """For each request the first stage at which its results in A and B differ: prompt ids, grid,
-options, ids, raw text, text, finish.
+options, ids, raw text, text, reasoning, calls, finish. Earlier rounds come first, samples last.
 
 What differs is shown with the text around it. Requests are paired by their ids. A last line on
 stderr counts equal ones, and those that differ at each stage. --ignore options compares the texts

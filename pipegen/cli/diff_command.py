@@ -11,7 +11,7 @@ from pipegen.core.slots import Slot
 from pipegen.io.results_in import slots_in
 from pipegen.records import strict_json
 from pipegen.records.results import GenerationResult
-from pipegen.report.diff import STAGES, Occurrences, compare, summary
+from pipegen.report.diff import STAGES, Occurrence, Occurrences, compare, summary
 from pipegen.report.gallery import printable
 
 
@@ -47,7 +47,7 @@ def run_diff(first: Path, second: Path, *, as_json: bool, ignore: tuple[str, ...
     return 0 if counts["equal"] == counts["requests"] else 1
 
 
-def _read(file: Path, flag: str) -> dict[str, Slot[GenerationResult]]:
+def _read(file: Path, flag: str) -> dict[Occurrence, Slot[GenerationResult]]:
     """The slots of a file of results, by their ids; of equal ids, by their order too."""
     name_of = Occurrences()
     with reading(file, flag):

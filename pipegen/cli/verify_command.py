@@ -6,7 +6,7 @@ import contextlib
 import hashlib
 import itertools
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Hashable
 from dataclasses import fields, replace
 from operator import attrgetter
 from pathlib import Path
@@ -197,7 +197,7 @@ def _of_file(flags: VerifyFlags) -> tuple[bool, dict[str, object], str]:
         return judged["right"], judged["plain"], judged["words"]
     with contextlib.ExitStack() as stack:
         request_name, row_name = Occurrences(), Occurrences()  # equal ids are paired by their order
-        requests = (
+        requests: dict[Hashable, Slot[GenerationRequest]] = (
             {
                 request_name(item.origin.id): item.slot
                 for item in _requests(flags, columns, images, stack)

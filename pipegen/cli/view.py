@@ -37,7 +37,7 @@ from pipegen.records.parse_request import carried
 from pipegen.records.request_forms import KEYS
 from pipegen.records.requests import GenerationRequest, ImagePolicy, VlmGenerationRequest
 from pipegen.report.boxes import Box, Scale, boxes_in
-from pipegen.report.diff import Occurrences
+from pipegen.report.diff import Occurrence, Occurrences
 from pipegen.report.gallery import (
     MISSING,
     PAGE_ROWS,
@@ -152,7 +152,7 @@ def _overview(flags: ViewFlags) -> tuple[Overview, int]:
     return Overview(flags.results.name, kinds, frozenset(errors), other, differing), count
 
 
-def _by_id(path: Path | None) -> dict[str, Entry]:
+def _by_id(path: Path | None) -> dict[Occurrence, Entry]:
     """The results of a file by their ids; of equal ids, by their order too."""
     entries, name_of = () if path is None else map(entry_of, results_in(path)), Occurrences()
     return {name_of(entry.id): entry for entry in entries}
@@ -341,11 +341,11 @@ class _ViewedRequests:
             self._items = open_source(source, question, images, self._columns, stack).items
         elif command is not None and source is None:
             self._items = open_source(None, question, images, self._columns, stack).items
-        self._passed: dict[str, Item] = {}
+        self._passed: dict[Occurrence, Item] = {}
         self._name_of = Occurrences()
 
     def of(
-        self, name: str, values: Mapping[str, Any]
+        self, occurrence: Occurrence, values: Mapping[str, Any]
     ) -> tuple[GenerationRequest | None, Mapping[str, Any]]:
         """The request of a result, and what was carried along with it."""
         row = values.get("row")
@@ -356,13 +356,13 @@ class _ViewedRequests:
                 {name: request_fields[name] for name in request_fields if name in _SHOWN}, 1
             )
             return slot.value_or(None), without_none(carried(request_fields))
-        matching_item = self._passed.pop(name, None)
+        matching_item = self._passed.pop(occurrence, None)
         while matching_item is None:
             item = next(self._items, None)
             if item is None:
                 break
             item_name = self._name_of(item.origin.id)
-            if item_name == name:
+            if item_name == occurrence:
                 matching_item = item
             elif len(self._passed) < PAGE_ROWS:
                 self._passed[item_name] = item  # rows may be in another order

@@ -10,6 +10,7 @@ import operator
 from array import array
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
+from itertools import chain, repeat
 from struct import Struct
 from typing import TYPE_CHECKING, Any, NamedTuple, get_args, get_origin
 
@@ -199,6 +200,30 @@ _LIKELIEST: Sequence[tuple[str, Callable[[Any], Any]]] = (
     ("", operator.attrgetter("logprobs")),
     ("prompt_", operator.attrgetter("prompt_logprobs")),
 )
+
+
+def logprobs_in(line: Mapping[str, Any], place: str) -> list[dict[str, Any] | None]:
+    """The log probabilities of a row, as a line has them: those of `_LIKELIEST` in this place."""
+    top = line.get(f"{place}top_logprobs") or {"token_ids": (), "logprobs": ()}
+    return [
+        None
+        if logprob is None
+        else {
+            "token_id": token_id,
+            "logprob": logprob,
+            "top": [*zip(ids, logprobs, strict=False)],
+            "text": text,
+        }
+        for token_id, logprob, text, ids, logprobs in zip(
+            line.get(f"{place}token_ids") or (),
+            line[f"{place}logprobs"],
+            chain((not place and line.get("tokens")) or (), repeat(None)),
+            *(chain(top[name], repeat(())) for name in ("token_ids", "logprobs")),
+            strict=False,
+        )
+    ]
+
+
 _SAMPLE = ("text", "finish", "completion_tokens")
 
 

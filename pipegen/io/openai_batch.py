@@ -200,7 +200,8 @@ def _options(fields: Mapping[str, Any], where: str, *, chat: bool) -> tuple[dict
     for field, value in fields.items():
         name = _RENAMED.get(field, field)
         if name not in option_names():
-            hint = nearest(field, (*_RENAMED, *option_names())) or refused(field) or ""
+            known = (refused(field) or "").replace("into options", "into the body")
+            hint = known or nearest(field, (*_RENAMED, *option_names()))
             return {}, f"{where}: body.{field} is not supported here{hint}"
         if name in options and options[name] != value:
             return {}, f"{where}: body.{field} contradicts another name of {name}"

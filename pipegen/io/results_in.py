@@ -18,7 +18,7 @@ from pipegen.core.errors import GenerationError, MalformedResponse, Refused
 from pipegen.core.functional import without_none
 from pipegen.core.names import InvalidField
 from pipegen.core.slots import Slot
-from pipegen.io.answer_columns import answer_columns
+from pipegen.io.answer_columns import answer_columns, logprobs_in
 from pipegen.io.forms import TableError, form_of, open_bytes
 from pipegen.io.jsonl import LineId, from_plain
 from pipegen.io.openai_batch import error_of_batch
@@ -108,36 +108,43 @@ def _is_json(hint: Any) -> bool:
 _COLUMNS = [
     field for field in declared(GenerationResult) if field.row.column and not field.row.source
 ]
-_AS_THEY_ARE = [field.key for field in _COLUMNS if is_plain(field.hint)]
+_AS_THEY_ARE = ["finish", *(field.key for field in _COLUMNS if is_plain(field.hint))]
 """The columns whose values are those of the lines."""
-_JSON = [*(field.key for field in _COLUMNS if _is_json(field.hint)), "transcript"]
+_JSON = ["options", "transcript", *(field.key for field in _COLUMNS if _is_json(field.hint))]
 """The columns that hold JSON."""
 
 
-def _from_row(answer: Sequence[str], line: Mapping[str, Any]) -> dict[str, Any]:
+def _from_row(names: Sequence[str], line: Mapping[str, Any]) -> dict[str, Any]:
     line_fields: dict[str, Any] = {
         "id": plain_id(line.get("id")),
         "ok": bool(line.get("ok")),
-        "row": {name: value for name, value in line.items() if name not in answer},
+        "row": {name: value for name, value in line.items() if name not in names},
     }
     if not line_fields["ok"]:
         error = dict(line.get("error") or {})
         return {**line_fields, "error": {**error, "type": error.get("type") or "InternalError"}}
     values = {name: line[name] for name in _AS_THEY_ARE if line.get(name) is not None}
     values |= {name: strict_json.load(line[name]) for name in _JSON if line.get(name)}
+    values |= {
+        f"{place}logprobs": logprobs_in(line, place)
+        for place in ("", "prompt_")
+        if line.get(f"{place}logprobs") is not None
+    }
     usage = line.get("usage") or {}
-    line_fields |= {
-        "finish": line.get("finish"),
+    answer = {
         "prompt_tokens": usage.get("prompt_tokens") or 0,
         "completion_tokens": usage.get("completion_tokens") or 0,
+        "raw_text": "",
+        "options": {},
+        **values,
     }
-    options = strict_json.load(line["options"]) if line.get("options") else {}
     samples, rounds = (
         [
             {
                 "text": entry["text"] or "",
                 "raw_text": entry["text"] or "",
                 "finish": entry["finish"],
+                "completion_tokens": entry.get("completion_tokens") or 0,
                 "options": {},  # each has its own, such as its seed, and no column has them
             }
             for entry in line.get(name) or ()
@@ -146,19 +153,15 @@ def _from_row(answer: Sequence[str], line: Mapping[str, Any]) -> dict[str, Any]:
         for name in ("samples", "rounds")
     )
     failed = [
-        {"sample": number, "error": {"type": "InternalError", "message": entry["finish"]}}
+        {"sample": number, "error": {"type": entry["finish"], "message": entry["finish"]}}
         for number, entry in enumerate(line.get("samples") or ())
         if entry["text"] is None
     ]
-    return {
-        **line_fields,
-        "raw_text": "",
-        **values,
-        "options": options,
-        "samples": samples,
-        "rounds": rounds,
-        "failed_samples": failed,
-    }
+    own = ("text", "finish", "options")
+    # the row's other columns are those of its first sample
+    samples[:1] = [{**answer, **{name: one[name] for name in own}} for one in samples[:1]]
+    parts = {"samples": samples, "rounds": rounds, "failed_samples": failed}
+    return {**line_fields, **answer, **parts}
 
 
 _FINISH_OF: Mapping[Meaning, str] = {"stop": "eos", "length": "length", "failed": "aborted"}

@@ -12,8 +12,9 @@ first row too.
 | `usage` | `prompt_tokens`, `completion_tokens` |
 | `error` | `type`, `message`, `hint`, where there is no answer |
 | `raw_text`, `reasoning`, `tool_calls`, `samples`, `rounds`, `transcript` | as in a result; tool calls and the transcript are JSON text |
-| `model`, `options` | the model's name, and the effective options as JSON text |
-| `prompt_token_ids`, `token_ids`, `tokens`, `logprobs`, `prompt_logprobs` | unless they are left out; the last three where log probabilities were asked for |
+| `model`, `route`, `options` | the model's name, the route's, and the effective options as JSON text |
+| `prompt_token_ids`, `token_ids`, `forced` | unless they are left out |
+| `tokens`, `logprobs`, `prompt_logprobs` | the same, where log probabilities were asked for |
 | `top_logprobs`, `prompt_top_logprobs` | the likeliest tokens of each place, as `token_ids` and `logprobs`: a list for each token |
 """
 

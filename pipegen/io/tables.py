@@ -29,7 +29,7 @@ from pipegen.core.distribution import need
 from pipegen.core.names import nearest
 from pipegen.io.arrow_values import python_rows, types_in
 from pipegen.io.forms import ARROW, PARQUET, TableError, form_of, refuse_address
-from pipegen.records.parse_request import has_media
+from pipegen.records.parse_request import carried, has_media
 from pipegen.records.request_forms import KEYS, refused, without_final_answer
 from pipegen.records.requests import FIELDS, holds_options, misplaced, unread_media
 
@@ -73,21 +73,14 @@ class Columns(NamedTuple):
             return without_final_answer(self._replace(drops_answer=False).request(values))
         if not self.fields and not self.kept:
             return values
-        carried = self._aside(values)
+        aside = self._aside(values)
         request_fields = {
             name: value
             for name, value in values.items()
-            if name not in carried and name not in self.fields.values()
+            if name not in aside and name not in self.fields.values()
         }
-        row_metadata = request_fields.pop("metadata", None)
-        metadata = {name: values[name] for name in carried}
-        metadata |= (
-            row_metadata
-            if isinstance(row_metadata, Mapping)
-            else {}
-            if row_metadata is None
-            else {"metadata": row_metadata}
-        )
+        row_metadata = {"metadata": request_fields.pop("metadata", None)}
+        metadata = carried(row_metadata, {name: values[name] for name in aside})
         request_fields |= {field: values.get(column) for field, column in self.fields.items()}
         text = request_fields.pop(USER, None) if USER in self.fields else None
         if text is not None and has_media(request_fields):
@@ -144,11 +137,11 @@ class Columns(NamedTuple):
 
     def reads(self, names: Sequence[str]) -> list[str]:
         """Those of the columns that fields are read from."""
-        carried = self._aside(dict.fromkeys(names))
+        aside = self._aside(dict.fromkeys(names))
         return [
             name
             for name in names
-            if name not in carried
+            if name not in aside
             and (
                 name in _READ
                 or name in self.fields.values()

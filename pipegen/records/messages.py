@@ -426,6 +426,7 @@ def _part_from(value: object, where: str) -> TextPart | ImagePart:
     if not isinstance(value, Mapping):
         raise InvalidField(f"{where} takes a mapping with a 'type', not {type(value).__name__}")
     kind = value.get("type")
+    _refuse_two(value, kind, where)
     if kind == "text":
         if not isinstance(value.get("text"), str):
             raise InvalidField(
@@ -471,6 +472,21 @@ def _part_from(value: object, where: str) -> TextPart | ImagePart:
         f"{where}.type takes 'text', 'image', 'image_url', 'video' or 'video_url', not"
         f" {printed(kind)}"
     )
+
+
+_KINDS = ("text", "image", "image_url", "video", "video_url")
+
+
+def _refuse_two(part: Mapping[str, object], kind: object, where: str) -> None:
+    """Refuse a part that also holds what a part of another kind does."""
+    for name in _KINDS if kind in _KINDS else ():
+        entry = part.get(name)
+        empty = isinstance(entry, (str, bytes, Mapping, list, tuple)) and not entry
+        if name != kind and entry is not None and not empty:
+            raise InvalidField(
+                f"{where} is a part of the type {kind!r} and has {name} too, which would be lost:"
+                f" give the {name} a part of its own, or leave it out"
+            )
 
 
 def _video_from(part: Mapping[str, object], where: str) -> VideoPart:

@@ -8,6 +8,7 @@ import re
 from collections.abc import Mapping
 from typing import Any, TypeAlias
 
+from immutabledict import immutabledict
 from returns.result import Failure, Success
 
 from pipegen.core.errors import InvalidRequest
@@ -112,7 +113,7 @@ def _parsed(values: Mapping[str, object]) -> GenerationRequest:
         if plural not in _MEDIA or not isinstance(entry, (list, tuple)) or entry:
             fields[plural] = entry
     others = _others(values) if len(given) < len(values) else {}
-    metadata = {**others, **metadata_of(fields.get("metadata"))}
+    metadata = _joined(others, fields.get("metadata"))
     if metadata:
         fields["metadata"] = metadata
     fields = as_messages(fields, values)
@@ -201,14 +202,42 @@ def has_media(values: Mapping[str, object]) -> bool:
     return any(not isinstance(entry, (list, tuple)) or entry for entry in entries)
 
 
-def carried(values: Mapping[str, object]) -> dict[str, Any]:
+def carried(
+    values: Mapping[str, object], aside: Mapping[str, object] = immutabledict()
+) -> dict[str, Any]:
     """The entries of plain data that are the caller's own: its `metadata`, and what is no field of
-    a request. Null is a value too.
+    a request. Null is a value too. An entry beside the metadata whose name is another value's there
+    gets `input_` before it.
+
+    aside: entries that are the caller's own whatever their names.
 
     >>> carried({"prompt": "Is it so?", "label": None, "metadata": {"page": 7}})
     {'label': None, 'page': 7}
+    >>> carried({"label": 1, "metadata": {"label": 2}}, {"seed": 5})
+    {'input_label': 1, 'seed': 5, 'label': 2}
     """
-    return {**_others(values), **metadata_of(values.get("metadata"))}
+    return _joined({**_others(values), **aside}, values.get("metadata"))
+
+
+def _joined(aside: Mapping[str, object], held: object) -> dict[str, Any]:
+    entries = metadata_of(held)
+    joined = dict[str, Any]()
+    for name, value in aside.items():
+        key = name
+        while (key in entries and not _is_same(value, entries[key])) or (
+            key != name and key in aside
+        ):
+            key = f"input_{key}"
+        joined[key] = value
+    return {**joined, **entries}
+
+
+def _is_same(value: object, held: object) -> bool:
+    """Whether an entry says no more than another, as far as plain values tell: arrays compare
+    otherwise.
+    """
+    plain = type(value) is type(held) and type(value) in (str, int, float, bool)
+    return value is None or (plain and value == held)
 
 
 def _others(values: Mapping[str, object]) -> dict[str, Any]:

@@ -62,7 +62,7 @@ FORMS = (
 """The forms that are known beside pipegen's own."""
 _OWN = ("messages", "prompt", "prompt_token_ids", "turns")
 _WORDS = ("conversations", "conversation", "query")
-"""Keys that hold the conversation where none of `_OWN` does."""
+"""Keys that hold the conversation where none of `_OWN` does; `turns` go on with it."""
 KEYS = (*_WORDS, "system", "history")
 """The keys of other forms that are read as part of a request."""
 
@@ -212,9 +212,21 @@ def read_keys(values: Mapping[str, object]) -> frozenset[str]:
     if values.keys().isdisjoint(KEYS):
         return frozenset()
     names = [name for name in ("system", "history") if name in values]
-    if all(values.get(name) is None for name in _OWN):
-        names += [name for name in _WORDS if values.get(name) is not None][:1]
+    words = [name for name in _WORDS if _holds(values.get(name))]
+    if not words and all(values.get(name) is None for name in _OWN):
+        words = [name for name in _WORDS if values.get(name) is not None]
+    if not any(_holds(values.get(name)) for name in _OWN[:3]):
+        names += words[:1]
     return frozenset(names)
+
+
+def _holds(value: object) -> bool:
+    """Whether an entry holds words: tables fill in what only other rows have."""
+    value = plain_list(value)
+    if isinstance(value, str):
+        value = exact(value)
+    empty = isinstance(value, (str, list, tuple)) and (not value or value == "[]")
+    return value is not None and not empty
 
 
 def as_messages(fields: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
@@ -224,11 +236,17 @@ def as_messages(fields: Mapping[str, Any], values: Mapping[str, Any]) -> dict[st
     """
     result = dict(fields)
     keys = read_keys(values)
+    own = [name for name in _OWN if name in result]
+    holding = [name for name in own if _holds(result[name])]
+    for name in own if holding or not keys.isdisjoint(_WORDS) else ():
+        if name not in holding:
+            del result[name]
     if _is_conversation(result.get("prompt")) and "messages" not in result:
         result["messages"] = result.pop("prompt")
     for name in keys.intersection(_WORDS):
         if name == "query":
-            result["messages"] = [_asked(_text(name, values[name]), result)]
+            history = values.get("history")
+            result["messages"] = [_asked(_text(name, values[name]), result, history)]
         else:
             turns = _turns(name, _loaded(name, values[name]))
             result["messages"] = _in_our_roles(name, turns)
@@ -261,7 +279,7 @@ def _with_turns(
 ) -> dict[str, Any]:
     """The fields with a system message and earlier turns before their messages."""
     if isinstance(result.get("prompt"), str) and (result.get("images") or result.get("videos")):
-        result["messages"] = [_asked(result.pop("prompt"), result)]
+        result["messages"] = [_asked(result.pop("prompt"), result, history)]
     elif result.get("prompt") is not None or result.get("prompt_token_ids") is not None:
         raise InvalidField(
             f"{which} goes before messages, and this request has none: its prompt is continued as"
@@ -283,14 +301,15 @@ def _with_turns(
     return result
 
 
-def _asked(text: str, fields: Mapping[str, Any]) -> dict[str, Any]:
+def _asked(text: str, fields: Mapping[str, Any], past: object) -> dict[str, Any]:
     """A user's turn of the text and of the images beside it. They go before it, unless tags say
-    where.
+    where, in it or in the history.
     """
+    words = f"{text}{past}"
     places = [
         {"type": kind}
         for kind in ("image", "video")
-        if f"<{kind}>" not in text
+        if f"<{kind}>" not in words
         for _ in fields.get(f"{kind}s") or ()
     ]
     content = [*places, {"type": "text", "text": text}] if places else text
@@ -482,7 +501,7 @@ def _calls(where: str, content: object) -> list[dict[str, Any]]:
 
 def without_final_answer(values: Mapping[str, object]) -> Mapping[str, Any]:
     """The values without the answers that end their conversation, which become `references` in
-    their metadata. As they are where they end with no answer, or cannot be read.
+    their metadata. As they are where they end with no answer, cannot be read, or are a plain prompt.
 
     >>> row = {
     ...     "messages": [
@@ -493,11 +512,11 @@ def without_final_answer(values: Mapping[str, object]) -> Mapping[str, Any]:
     >>> without_final_answer(row)
     {'messages': [{'role': 'user', 'content': '2 + 2?'}], 'metadata': {'references': ['4']}}
     """
-    name = next((name for name in (*_OWN[:2], *_WORDS[:2]) if values.get(name) is not None), None)
+    name = next((name for name in (*_OWN[:2], *_WORDS[:2]) if _holds(values.get(name))), None)
     if name is None:
         return values
-    try:
-        turns = _turns(name, _loaded(name, values[name]))
+    try:  # a prompt that is text is continued as it is
+        turns = _turns(name, values[name] if name == "prompt" else _loaded(name, values[name]))
     except InvalidField:  # which the request says
         return values
     kept = [*dropwhile(_is_answer, reversed(turns))][::-1]

@@ -35,6 +35,7 @@ Thinking = Literal["honoured", "unsupported"]
 _ANSWER, _SEEN = FieldRow(brief=True, column="answer"), FieldRow(brief=True, column="more")
 _USAGE, _MORE = FieldRow(column="usage"), FieldRow(column="more")
 _IDS, _SCORES = FieldRow(column="ids"), FieldRow(column="scores")
+_RUN = FieldRow(column="run")
 
 
 class Finish(StrEnum):
@@ -248,7 +249,7 @@ class Thought:
     """The ids before the answer, with those that the template writes around a thought."""
     logprobs: tuple[TokenLogprob, ...] | None = None
     """One for each id, if the option `logprobs` is on."""
-    forced: tuple[int, ...] = ()
+    forced: Annotated[tuple[int, ...], _IDS] = ()
     """The places of the ids that were not generated."""
     text: str
     """The thought alone."""
@@ -403,7 +404,7 @@ class GenerationResult:
     """One for each of `prompt_token_ids`, if the option `prompt_logprobs` is on. `top` has the
     likeliest tokens there, at least one. The first token has none.
     """
-    route: str = ""
+    route: Annotated[str, _RUN] = ""
     """The name of the route that made this result, such as `hf`."""
     tried: tuple[GenerationError, ...] = ()
     """The errors of the routes tried before this one, oldest first."""
@@ -415,7 +416,7 @@ class GenerationResult:
     """The reasoning, if a server returns it separately, or `max_thinking_tokens` or a constraint
     separates it. `text` is then the answer alone.
     """
-    forced: tuple[int, ...] = ()
+    forced: Annotated[tuple[int, ...], _IDS] = ()
     """The positions in `token_ids` of tokens that were not sampled."""
     thinking_unfinished: Annotated[bool, BRIEF] = False
     """The length limit ended the thinking, and there is no answer. Raise `max_new_tokens`."""
@@ -439,7 +440,7 @@ class GenerationResult:
     """For each image and video, the SHA-256 of its pixels before it was resized."""
     video_times: tuple[tuple[float, ...], ...] = ()
     """For each video, the times of the frames that were taken, in seconds."""
-    options: Annotated[GenerationOptions, FieldRow(column="run")]
+    options: Annotated[GenerationOptions, _RUN]
     """The effective options: sent again, they give the same call."""
     clipped_from: int | None = None
     """The `max_new_tokens` that was asked for, if `on_overflow="clip"` lowered it."""

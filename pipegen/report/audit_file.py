@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from pipegen.answer import answer_check
@@ -119,11 +119,11 @@ class Recorded:
 
 
 def verify_results(
-    results: Iterable[tuple[str, Slot[GenerationResult]]],
+    results: Iterable[tuple[Hashable, Slot[GenerationResult]]],
     model: str,
     reference: Route,
     *,
-    requests: Callable[[str], Slot[GenerationRequest] | None] = lambda name: None,
+    requests: Callable[[Hashable], Slot[GenerationRequest] | None] = lambda name: None,
     precision: Precision = "float32",
     noise: Noise = lambda precision, rows: None,
     image_policy: ImagePolicy | None = None,
@@ -141,7 +141,7 @@ def verify_results(
     room = room_in(live(slot for _, slot in results))
     audit = _Audit(reference, requests, image_policy, room)
     for window in partition_all(WINDOW, results):
-        rows += audit.scored([row for name, slot in window for row in _samples(name, slot)])
+        rows += audit.scored([row for name, slot in window for row in _rows_of(name, slot)])
         tell(len(rows))
     scored_rows = [row for row in rows if isinstance(row, ScoredRow)]
     far = rms([value for row in scored_rows for value in row.far])
@@ -174,7 +174,7 @@ def verify_results(
 
 class _RecordedRow(NamedTuple):
     id: str
-    request: str
+    request: Hashable
     """The id of its request."""
     result: GenerationResult
 
@@ -191,7 +191,7 @@ class _Audit(NamedTuple):
     """What rows are judged by."""
 
     reference: Route
-    requests: Callable[[str], Slot[GenerationRequest] | None]
+    requests: Callable[[Hashable], Slot[GenerationRequest] | None]
     policy: ImagePolicy | None
     room: Callable[[GenerationResult], int | None]
 
@@ -282,7 +282,7 @@ class _Audit(NamedTuple):
         of_prompt = bool(result.prompt_token_ids) and not images
         reasons = {
             "the file does not tell with which options it was made": silent,
-            "it has no ids, and the server took its reasoning or its tool calls out of its text": (
+            "it has no ids, and its reasoning or its tool calls were taken out of its text": (
                 is_taken_apart(result)
             ),
             "it has no ids and no text": not ids,
@@ -336,26 +336,62 @@ def _without_template(request: GenerationRequest) -> GenerationRequest:
     return dataclasses.replace(request, options=dataclasses.replace(options, chat=chat))
 
 
-def _samples(name: str, slot: Slot[GenerationResult]) -> list[_RecordedRow | RowVerdict]:
-    """The completions of a result, each with an id of its own, and with that of its request."""
+def _rows_of(row_id: Hashable, slot: Slot[GenerationResult]) -> list[_RecordedRow | RowVerdict]:
+    """What is judged of a result: its rounds and samples, each with an id of its own, and with that
+    of its request.
+    """
     if not is_ok(slot):
         reason = f"the row failed: {type(slot.failure()).__name__}: {slot.failure().message}"
-        return [RowVerdict(id=name, verdict="not judged", evidence=reason)]
-    result = slot.unwrap()
-    if len(result.samples) < 2:
-        return [_RecordedRow(name, name, result)]
+        return [RowVerdict(id=str(row_id), verdict="not judged", evidence=reason)]
+    return [*_rows_in(str(row_id), row_id, slot.unwrap())]
+
+
+def _rows_in(
+    name: str, row_id: Hashable, result: GenerationResult
+) -> Iterator[_RecordedRow | RowVerdict]:
+    of_sample = bool(result.samples and result.samples[0].rounds)  # which has the same ones
+    for number, earlier in enumerate(() if of_sample else result.rounds[:-1], 1):
+        # it has another request than the row's id
+        yield from _rows_in(f"{name} round {number}", None, earlier)
     count = answer_check.UntrimmedAnswer(choices=len(result.completions))
-    known = result.options != UNKNOWN
-    for finding in answer_check.check_answer(count, result.options) if known else ():
-        return [RowVerdict(id=name, verdict=kind_of(finding.kind), evidence=finding.words)]
-    return [
-        _RecordedRow(
-            f"{name}#{index}",
-            name,
-            dataclasses.replace(sample, options=_options_of(sample, result)),
-        )
-        for index, sample in enumerate(result.samples)
+    known = len(result.samples) > 1 and result.options != UNKNOWN
+    findings = answer_check.check_answer(count, result.options) if known else ()
+    verdicts = [
+        *(RowVerdict(id=name, verdict=kind_of(it.kind), evidence=it.words) for it in findings),
+        *(
+            RowVerdict(id=name, verdict="text", evidence=words)
+            for words in (
+                *_unlike(result, result.samples[:1], "first sample"),
+                *_unlike(result, result.rounds[-1:], "last round"),
+            )
+        ),
     ]
+    if verdicts:
+        yield verdicts[0]
+    elif len(result.samples) < 2:
+        yield _RecordedRow(name, row_id, result)
+    else:
+        asked = None if result.rounds else row_id  # tables have no rounds of samples
+        for index, sample in enumerate(result.samples):
+            options = _options_of(sample, result)
+            yield from _rows_in(
+                f"{name}#{index}", asked, dataclasses.replace(sample, options=options)
+            )
+
+
+_SHARED = ("text", "finish", "raw_text", "token_ids", "stop", "reasoning", "tool_calls", "rounds")
+"""What a result has of its first sample and of its last round; tables have the first two alone."""
+
+
+def _unlike(
+    result: GenerationResult, parts: Sequence[GenerationResult], what: str
+) -> Iterator[str]:
+    """Where a result is not that of this part, in words."""
+    for part in parts:
+        for name in _SHARED[: 2 if part.options == UNKNOWN else None]:
+            own, other = getattr(result, name), getattr(part, name)
+            if own != other and not (name == "rounds" and not other):
+                yield f"its {name} is {own!r:.60}, and that of its {what} {other!r:.60}"
 
 
 def _options_of(sample: GenerationResult, result: GenerationResult) -> GenerationOptions:

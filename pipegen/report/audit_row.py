@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Literal, NamedTuple
 
 from pipegen.answer.answer_check import WORDS, Finding, FindingKind, UntrimmedAnswer, check_answer
@@ -87,8 +87,9 @@ def has_images(result: GenerationResult) -> bool:
 
 
 def is_taken_apart(result: GenerationResult) -> bool:
-    """Whether the server took its reasoning or its tool calls out of its text, and gave no ids."""
-    return not result.token_ids and (result.reasoning is not None or bool(result.tool_calls))
+    """Whether its reasoning or its tool calls were taken out of its text, and there are no ids."""
+    thought = result.reasoning is not None or result.options.max_thinking_tokens is not None
+    return not result.token_ids and (thought or bool(result.tool_calls))
 
 
 def findings_in(
@@ -123,7 +124,21 @@ def findings_in(
     raw_answer = UntrimmedAnswer(
         text=result.raw_text, spelled=texts.raw, exact=texts.here, stops=answer.stops
     )
-    return [*check_answer(answer, options), *check_answer(raw_answer, GenerationOptions())]
+    return [
+        *check_answer(answer, options),
+        *check_answer(raw_answer, GenerationOptions()),
+        *(_unasked(result) if texts.here else ()),
+    ]
+
+
+def _unasked(result: GenerationResult) -> Iterator[Finding]:
+    """A stop that ended the answer, and that its request does not have."""
+    stop = result.options.stop
+    if stop is not None and result.finish in (Finish.STOP_STRING, Finish.STOP_TOKEN):
+        asked = [str(one) for one in (*(stop.stop or ()), *(stop.stop_token_ids or ()))]
+        if str(result.stop) not in asked:  # tables have ids of tokens as text
+            words = f"its request asks for {', '.join(map(repr, asked)) or 'none'}"
+            yield Finding("finish", f"the stop {result.stop!r} ended it, and {words}")
 
 
 def ids_of(

@@ -20,27 +20,45 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from typing import NamedTuple
+from operator import attrgetter
+from typing import NamedTuple, TypeVar
 
 from returns.result import Success
 
-from pipegen.core.slots import Slot, is_ok
+from pipegen.core.slots import Slot, is_ok, live
+from pipegen.records import strict_json
 from pipegen.records.answer_parts import common_prefix
 from pipegen.records.option_records import GenerationOptions
 from pipegen.records.options import flat_values
 from pipegen.records.results import GenerationResult
 
+Name = TypeVar("Name")
 WIDTH = 60
 """How many characters of a value are shown."""
 BEFORE = 30
 """How many characters of a text are shown before the place where it differs."""
 
 
+class Occurrence(NamedTuple):
+    """A result by its id and, of equal ids, its number. Its text is for people alone, since an id
+    may have the form of another one's text.
+
+    >>> str(Occurrence("a", 1)), str(Occurrence("a", 2)), Occurrence("a [2]", 1) == ("a", 2)
+    ('a', 'a [2]', False)
+    """
+
+    id: str
+    number: int
+
+    def __str__(self) -> str:
+        return self.id if self.number == 1 else f"{self.id} [{self.number}]"
+
+
 class Occurrences:
-    """Names of results with equal ids, which are told apart by their order.
+    """Results with equal ids, which are told apart by their order.
 
     >>> name_of = Occurrences()
-    >>> [name_of(id) for id in ("a", "b", "a", "a")]
+    >>> [str(name_of(id)) for id in ("a", "b", "a", "a")]
     ['a', 'b', 'a [2]', 'a [3]']
     """
 
@@ -48,11 +66,10 @@ class Occurrences:
         self.counts = Counter[str]()
         """How often each id came."""
 
-    def __call__(self, id: object) -> str:
+    def __call__(self, id: object) -> Occurrence:
         name = str(id)
         self.counts[name] += 1
-        count = self.counts[name]
-        return name if count == 1 else f"{name} [{count}]"
+        return Occurrence(name, self.counts[name])
 
 
 class Difference(NamedTuple):
@@ -148,6 +165,21 @@ def _endings(first: GenerationResult, second: GenerationResult) -> tuple[str, st
     return _values(left, right)
 
 
+def _calls(result: GenerationResult) -> str:
+    """Its tool calls as text, without their ids, which are new ones in each run."""
+    functions = [call.get("function") for call in result.tool_calls]
+    return "\n".join(
+        f"{function.get('name')}({_json(strict_json.loaded(function.get('arguments'), dict))})"
+        if isinstance(function, Mapping)
+        else repr(function)
+        for function in functions
+    )
+
+
+def _json(value: object) -> str:
+    return strict_json.dump(strict_json.plain(value))
+
+
 STAGES: Mapping[str, Callable[[GenerationResult, GenerationResult], tuple[str, str] | None]] = {
     "prompt ids": lambda left, right: _ids(left.prompt_token_ids, right.prompt_token_ids),
     "grid": lambda left, right: (
@@ -159,6 +191,8 @@ STAGES: Mapping[str, Callable[[GenerationResult, GenerationResult], tuple[str, s
     "ids": _ids_in_context,
     "raw text": _raw_texts,
     "text": lambda left, right: _texts(left.text, right.text),
+    "reasoning": lambda left, right: _texts(left.reasoning or "", right.reasoning or ""),
+    "calls": lambda left, right: _texts(_calls(left), _calls(right)),
     "finish": _endings,
 }
 """In the order in which a result is made; `finish` also compares the stop and the token counts.
@@ -169,25 +203,48 @@ def first_difference(
     first: Slot[GenerationResult], second: Slot[GenerationResult], *, ignore: Collection[str] = ()
 ) -> Difference | None:
     """The first stage at which two slots differ, or None. Errors are equal if they are of one type;
-    samples are compared one by one.
+    rounds and samples are compared one by one, earlier rounds before the last one.
 
     Stages in `ignore` are not compared.
     """
     if not (is_ok(first) and is_ok(second)):
         outcomes = _outcome(first), _outcome(second)
         return None if outcomes[0] == outcomes[1] else Difference("outcome", *outcomes)
-    left, right = first.unwrap(), second.unwrap()
+    differences = _differences(first.unwrap(), second.unwrap(), ignore)
+    return next((difference for difference in differences if difference is not None), None)
+
+
+def _differences(
+    left: GenerationResult, right: GenerationResult, ignore: Collection[str]
+) -> Iterator[Difference | None]:
+    both, told = (left, right), UNKNOWN not in (left.options, right.options)
+    if told or (left.rounds and right.rounds):  # lines of a batch have the last one alone
+        yield from _of_parts("rounds", [[*map(Success, one.rounds)] for one in both], ignore)
     for stage, differs in STAGES.items():
         difference = None if stage in ignore else differs(left, right)
-        if difference is not None:
-            return Difference(stage, *difference)
-    if len(left.samples) != len(right.samples):
-        return Difference("samples", str(len(left.samples)), str(len(right.samples)))
-    pairs = (
-        first_difference(Success(a), Success(b), ignore=ignore)
-        for a, b in zip(left.samples, right.samples, strict=True)
-    )
-    return next((difference for difference in pairs if difference is not None), None)
+        yield None if difference is None else Difference(stage, *difference)
+    samples = [one.completions if one.samples else () for one in both]
+    yield from _of_parts("samples", samples, ignore)
+
+
+def _of_parts(
+    name: str, sides: Sequence[Sequence[Slot[GenerationResult]]], ignore: Collection[str]
+) -> Iterator[Difference | None]:
+    """The differences of rounds or samples, pair by pair, and of how many there are."""
+    for pair in zip(*sides, strict=False):
+        parts = live(pair)
+        untold = [
+            stage
+            for stage, of in _UNTOLD.items()
+            if UNKNOWN in [part.options for part in parts] and len({bool(of(p)) for p in parts}) > 1
+        ]
+        yield first_difference(*pair, ignore={*ignore, *untold})
+    counts = [str(len(side)) for side in sides]
+    yield None if counts[0] == counts[1] else Difference(name, *counts)
+
+
+_UNTOLD = {"reasoning": attrgetter("reasoning"), "calls": attrgetter("tool_calls")}
+"""What tables do not have of rounds and samples."""
 
 
 def _outcome(slot: Slot[GenerationResult]) -> str:
@@ -195,8 +252,8 @@ def _outcome(slot: Slot[GenerationResult]) -> str:
 
 
 def compare(
-    first: Mapping[str, Slot[GenerationResult]],
-    second: Mapping[str, Slot[GenerationResult]],
+    first: Mapping[Name, Slot[GenerationResult]],
+    second: Mapping[Name, Slot[GenerationResult]],
     *,
     ignore: Collection[str] = (),
 ) -> Iterator[Compared]:
@@ -205,7 +262,7 @@ def compare(
     """
     for name, slot in first.items():
         yield Compared(
-            name,
+            str(name),
             (
                 first_difference(slot, second[name], ignore=ignore)
                 if name in second
@@ -214,7 +271,7 @@ def compare(
         )
     for name, slot in second.items():
         if name not in first:
-            yield Compared(name, Difference("outcome", "not there", _outcome(slot)))
+            yield Compared(str(name), Difference("outcome", "not there", _outcome(slot)))
 
 
 def summary(compared: Sequence[Compared]) -> dict[str, int]:
@@ -228,7 +285,7 @@ def summary(compared: Sequence[Compared]) -> dict[str, int]:
     parted = Counter(
         comparison.difference.stage for comparison in compared if comparison.difference is not None
     )
-    order = [stage for stage in ("outcome", *STAGES, "samples") if stage in parted]
+    order = [stage for stage in ("outcome", "rounds", *STAGES, "samples") if stage in parted]
     return {
         "requests": len(compared),
         "equal": len(compared) - sum(parted.values()),

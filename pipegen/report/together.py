@@ -7,7 +7,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from returns.result import Success
@@ -50,7 +50,7 @@ class ScoredRow(NamedTuple):
     """A recorded row with what the reference makes of it."""
 
     id: str
-    request: str
+    request: Hashable
     """The id of its request."""
     result: GenerationResult
     prompt: tuple[int, ...]

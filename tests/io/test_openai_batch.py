@@ -372,7 +372,13 @@ def test_a_failure_has_the_status_of_its_kind(error: pg.GenerationError, status:
 
 @pytest.mark.parametrize(
     ("name", "instead"),
-    [("functions", "'tools'"), ("instructions", "'system'"), ("documents", "template_kwargs")],
+    [
+        ("functions", "'tools'"),
+        ("instructions", "'system'"),
+        ("documents", "template_kwargs"),
+        ("reasoning_effort", 'it goes into the body, as {"template_kwargs": {"reasoning_effort"'),
+        ("stop_words", "the option 'stop'? It goes into the body"),
+    ],
 )
 def test_a_field_of_other_programs_is_refused_with_what_pipegen_calls_it(
     name: str, instead: str

@@ -18,6 +18,7 @@ import pipegen as pg
 from pipegen.core.errors import BadImage
 from pipegen.io.results_in import slots_in
 from pipegen.io.text_tables import csv_cells
+from pipegen.records.codec import declared
 from pipegen.records.options import resolve
 from pipegen.testing.fake import FakeEngine
 
@@ -335,6 +336,46 @@ def test_a_table_without_the_columns_of_ids_and_counts_is_read(tmp_path: Path) -
     pq.write_table(pa.Table.from_pylist([row]), tmp_path / "old.parquet")
     (result,) = results_in(tmp_path / "old.parquet")
     assert (result["finish"], result["samples"][0]["finish"]) == ("length", "eos")
+
+
+FULL: dict[str, Any] = {
+    "stop": "!",
+    "reasoning": "It rains.",
+    "tool_calls": ({"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}},),
+    "route": "hf",
+    "prompt_token_ids": (3, 4),
+    "token_ids": (5, 6),
+    "forced": (1,),
+    "logprobs": (
+        pg.TokenLogprob(token_id=5, logprob=-0.5, top=((5, -0.5), (7, -1.0)), text="ja"),
+        pg.TokenLogprob(token_id=6, logprob=-0.25, text="!"),
+    ),
+    "prompt_logprobs": (None, pg.TokenLogprob(token_id=4, logprob=-2.0, top=((8, -0.75),))),
+}
+
+
+@pytest.mark.parametrize("suffix", [".parquet", ".arrow"])
+def test_a_row_is_read_back_with_all_that_its_columns_hold(suffix: str, tmp_path: Path) -> None:
+    """But for samples and rounds, of which tables have less than lines."""
+    parts = (answer("ja", route="hf").unwrap(), answer("nein", route="hf").unwrap())
+    written = answer("ja", samples=parts, rounds=parts, **FULL).unwrap()
+    pg.write_table(tmp_path / f"rows{suffix}", [({"id": "a"}, pg.Success(written))])
+    ((_, slot),) = slots_in(tmp_path / f"rows{suffix}")
+    read = slot.unwrap()
+    fields = [field for field in declared(pg.GenerationResult) if field.row.column]
+    columns = {
+        field.name
+        for field in fields
+        if field.name not in ("samples", "rounds", "written_transcript")
+    }
+    assert {name: getattr(read, name) for name in columns} == {
+        name: getattr(written, name) for name in columns
+    }
+    assert columns >= {*FULL}
+    for name in ("samples", "rounds"):
+        assert [(one.text, one.finish, one.completion_tokens) for one in getattr(read, name)] == [
+            (one.text, one.finish, one.completion_tokens) for one in parts
+        ]
 
 
 @pytest.mark.parametrize(

@@ -453,3 +453,11 @@ def test_a_column_that_the_first_rows_lack_is_refused_and_not_dropped(
     with pytest.raises(TableError, match="row 1001 has a column 'judge'"):
         written(tmp_path / f"out{suffix}", {"id": 1, "judge": "yes"})
     assert not (tmp_path / f"out{suffix}").exists()
+
+
+def test_a_column_beside_an_entry_of_the_metadata_loses_neither() -> None:
+    row = {"prompt": "a", "seed": 5, "metadata": {"seed": 7}}
+    assert Columns(kept=frozenset(["seed"])).request(row)["metadata"] == {
+        "input_seed": 5,
+        "seed": 7,
+    }

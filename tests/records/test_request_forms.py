@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import pipegen as pg
-from pipegen.records.messages import Message
+from pipegen.records.messages import ImagePart, ImageSource, Message, TextPart
 from pipegen.records.parse_request import request_from
 from pipegen.records.request_forms import FORMS, REFUSED, without_final_answer
 from pipegen.records.requests import GenerationRequest
@@ -252,6 +252,50 @@ def test_the_words_of_a_row_are_those_of_its_first_form() -> None:
     assert request_from(values).unwrap().metadata.keys() == {"conversations"}
 
 
+@pytest.mark.parametrize("name", ["messages", "prompt", "prompt_token_ids", "turns"])
+@pytest.mark.parametrize(
+    "words",
+    [
+        {"messages": [USER]},
+        {"turns": ["Hi"]},
+        {"query": "Hi"},
+        {"conversations": [{"from": "human", "value": "Hi"}]},
+        {"conversations": [], "query": "Hi"},
+    ],
+    ids=str,
+)
+def test_words_that_are_empty_are_none_where_there_are_others(
+    name: str, words: dict[str, Any]
+) -> None:
+    """As tables fill them in."""
+    for empty in ("", "[]") if name == "prompt" else ([], "[]", ()):
+        assert turns_of({name: empty, **words}) == [("user", "Hi")]
+        assert turns_of({**words, name: words.get(name, empty)}) == [("user", "Hi")]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [{"query": "Hi"}, {"conversations": [{"from": "human", "value": "Hi"}]}, {"messages": [USER]}],
+    ids=str,
+)
+def test_turns_go_on_with_the_words_of_any_form(words: dict[str, Any]) -> None:
+    request: GenerationRequest = request_from({**words, "turns": ["Why?"]}).unwrap()
+    assert [message.content for message in request.messages or ()] == ["Hi"]
+    assert [message.content for message in request.turns] == ["Why?"]
+    assert not request.metadata
+
+
+@pytest.mark.parametrize("words", [{"query": "Why?"}, {"prompt": "Why?"}], ids=str)
+@pytest.mark.parametrize(
+    "history", [[["<image>What?", "A cat."]], '[["<image>What?", "A cat."]]'], ids=str
+)
+def test_a_tag_of_the_history_is_the_place_of_an_image(words: Any, history: Any) -> None:
+    row = {**words, "images": ["a.png"], "history": history}
+    asked = [content for role, content in turns_of(row) if role == "user"]
+    image = ImagePart(source=ImageSource(path="a.png"))
+    assert asked == [(image, TextPart(text="What?")), "Why?"]
+
+
 def test_every_form_of_the_table_is_read() -> None:
     names = ["OpenAI chat", "OpenAI batch", "ms-swift", "LLaVA", "ShareGPT", "TRL"]
     assert [form.name for form in FORMS] == names
@@ -280,6 +324,15 @@ def test_the_answers_that_end_a_row_are_its_references(values: Any, references: 
     assert turns_of(without_final_answer(values)) == [("user", "Hi")]
     kept = without_final_answer({**values, "metadata": {"page": 7}})["metadata"]
     assert kept == {"page": 7, "references": references}
+
+
+def test_a_prompt_that_is_text_is_no_conversation_with_or_without_its_answer() -> None:
+    """Whatever it holds: the model continues it."""
+    answered = [USER, {"role": "assistant", "content": "4"}]
+    for messages in (answered, answered[:1]):
+        row = {"prompt": json.dumps(messages)}
+        assert without_final_answer(row) == row
+        assert request_from(row).unwrap().prompt == row["prompt"]
 
 
 def test_an_answer_with_calls_is_kept_whole() -> None:

@@ -26,7 +26,7 @@ from pipegen.records.messages import (
     message_from,
     plain_messages,
 )
-from pipegen.records.parse_request import request_from
+from pipegen.records.parse_request import carried, request_from
 from pipegen.records.requests import (
     GenerationRequest,
     ImagePolicy,
@@ -83,6 +83,15 @@ USER = {"role": "user", "content": "Hi"}
             ],
             r"content\[0\].image_url.detail is not supported",
         ),
+        *(
+            (
+                [{"role": "user", "content": [{"type": kind, kind: "a", other: "b"}]}],
+                rf"messages\[0\].content\[0\] is .* '{kind}' and has {other} too, .* of its own",
+            )
+            for kind in ("text", "image", "image_url", "video", "video_url")
+            for other in ("text", "image", "image_url", "video", "video_url")
+            if kind != other
+        ),
         ([{"role": "user", "content": None}], r"messages\[0\].content takes a string or a list"),
         ([{"role": "user", "content": 3}], r"messages\[0\].content takes a string or a list"),
         ([{"role": "user", "content": "a", "name": object()}], r"messages\[0\] takes plain data"),
@@ -108,7 +117,7 @@ def test_a_bad_message_is_refused_and_its_place_named(messages: Any, place: str)
 
 def test_keys_of_a_part_that_say_nothing_are_none() -> None:  # tables fill them in for every part
     filled = {"type": "image", "image": None, "text": None, "max_pixels": None}
-    asked = {"type": "image_url", "image_url": {"url": "a.png", "detail": "auto"}, "text": None}
+    asked = {"type": "image_url", "image_url": {"url": "a.png", "detail": "auto"}, "text": ""}
     message = message_from({"role": "user", "content": [filled, asked]}, "messages[0]")
     assert message.content == (ImagePart(), ImagePart(source=ImageSource(path="a.png")))
 
@@ -563,6 +572,27 @@ def test_a_row_of_a_data_set_is_a_request() -> None:
         {"messages": [{"role": "user", "content": "Hi", "tool_calls": None, "name": None}]}
     ).unwrap()
     assert filled.messages == (Message(role="user", content="Hi"),)
+
+
+@pytest.mark.parametrize(
+    ("values", "metadata"),
+    [
+        ({"label": 1, "metadata": {"label": 2}}, {"input_label": 1, "label": 2}),
+        ({"label": 1, "metadata": {"label": 1}}, {"label": 1}),
+        ({"label": None, "metadata": {"label": 1}}, {"label": 1}),
+        ({"label": 1, "metadata": {"label": True}}, {"input_label": 1, "label": True}),
+        (
+            {"label": 1, "input_label": 3, "metadata": {"label": 2}},
+            {"input_input_label": 1, "input_label": 3, "label": 2},
+        ),
+    ],
+    ids=str,
+)
+def test_two_values_of_one_name_are_both_carried(
+    values: dict[str, Any], metadata: dict[str, Any]
+) -> None:
+    assert request_from({"prompt": "a", **values}).unwrap().metadata == metadata
+    assert carried(values) == metadata
 
 
 def test_metadata_is_carried_and_changes_nothing() -> None:

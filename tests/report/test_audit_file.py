@@ -407,6 +407,8 @@ RIGHT: list[tuple[dict[str, Any], tuple[pg.Plugin, ...]]] = [
     ({"max_new_tokens": 40}, (shout,)),
     ({"structured": {"choice": ["red", "blue"]}, "logprobs": True}, (shout,)),
     ({"structured": {"json_schema": {"type": "object"}}, "max_new_tokens": 12}, ()),
+    ({"enable_thinking": True, "max_thinking_tokens": 3, "logprobs": True}, ()),
+    ({"enable_thinking": True, "max_thinking_tokens": 4, "samples": 2, "temperature": 1.0}, ()),
 ]
 
 
@@ -431,6 +433,35 @@ def test_right_rows_of_a_file_obey_their_requests(
     assert not found.whole
 
 
+@pytest.mark.parametrize("suffix", [".jsonl", ".parquet", ".arrow"])
+def test_log_probabilities_of_any_file_are_judged(
+    suffix: str, embedded: pg.Route, tmp_path: Path
+) -> None:
+    def moved(result: pg.GenerationResult) -> pg.GenerationResult:
+        logprobs = [
+            dataclasses.replace(token, logprob=token.logprob - 1.5)
+            for token in result.logprobs or ()
+        ]
+        return dataclasses.replace(result, logprobs=tuple(logprobs))
+
+    rows = results(embedded, logprobs=True)
+    right = judged(written(rows, tmp_path / f"right{suffix}"), embedded)
+    assert (right.counts, right.spread is None) == ({"right": 6}, False)
+    rows = [(name, slot.map(moved)) for name, slot in rows]
+    assert judged(written(rows, tmp_path / f"moved{suffix}"), embedded).counts == {"weights": 6}
+
+
+@pytest.mark.parametrize("suffix", [".jsonl", ".parquet"])
+def test_seeds_of_any_file_are_tried_again(suffix: str, embedded: pg.Route, tmp_path: Path) -> None:
+    rows = asked_again(embedded, temperature=0.7)
+    other = [
+        changed([row], options=next_row.unwrap().options)[0]
+        for row, (_, next_row) in zip(rows, rows[7:] + rows[:7], strict=True)
+    ]
+    found = judged(written(other, tmp_path / f"rows{suffix}"), embedded)
+    assert "rows, drawn again with their seeds, have other tokens" in found.whole
+
+
 def test_samples_of_a_file_without_options_are_not_taken_for_greedy(
     embedded: pg.Route, tmp_path: Path
 ) -> None:
@@ -443,6 +474,93 @@ def test_samples_of_a_file_without_options_are_not_taken_for_greedy(
     rows = results(embedded, temperature=1.0, seed=3, samples=3)
     file = written([(name, slot.map(silent)) for name, slot in rows], tmp_path / "rows.jsonl")
     assert {*judged(file, embedded).counts} == {"not judged"}
+
+
+def in_rounds(route: pg.Route, **options: Any) -> list[tuple[str, Slot[pg.GenerationResult]]]:
+    """Conversations of two answers."""
+    asked = [{**request, "turns": ["And now?"]} for request in REQUESTS[:2]]
+    return answered(pg.turns(route), asked, {"max_new_tokens": 48, **options})
+
+
+def with_part(
+    result: pg.GenerationResult, name: str, place: int, **changes: Any
+) -> pg.GenerationResult:
+    """With one of its rounds or samples changed."""
+    parts = [*getattr(result, name)]
+    parts[place] = dataclasses.replace(parts[place], **changes)
+    return dataclasses.replace(result, **{name: tuple(parts)})
+
+
+@pytest.mark.parametrize("suffix", [".jsonl", ".parquet"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"temperature": 0.0},
+        {"temperature": 1.0, "seed": 3, "samples": 2, "logprobs": True},
+        {"temperature": 0.0, "stop": ["a", "7"]},
+    ],
+    ids=str,
+)
+def test_right_rounds_are_right(
+    options: dict[str, Any], suffix: str, embedded: pg.Route, tmp_path: Path
+) -> None:
+    rows = in_rounds(embedded, **options)
+    found = judged(written(rows, tmp_path / f"rows{suffix}"), embedded, asked=True)
+    assert found.right, found
+    if suffix == ".jsonl":
+        assert set(found.counts) == {"right"}
+    else:  # tables have the texts of rounds alone
+        assert set(found.counts) == {"right", "not judged"}
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes"),
+    [
+        ("text", {"text": "Rome."}),
+        ("text", {"text": "Rome.", "raw_text": "Rome.<|im_end|>"}),
+        ("length", {"finish": pg.Finish.LENGTH}),
+        ("weights", {"text": "e", "raw_text": "e", "token_ids": (68,), "completion_tokens": 1}),
+    ],
+    ids=str,
+)
+def test_a_round_that_was_changed_is_a_fault(
+    kind: str, changes: dict[str, Any], embedded: pg.Route, tmp_path: Path
+) -> None:
+    """An earlier one by what it is, and the last one since the row is another."""
+
+    def wrong(place: int) -> list[tuple[str, str]]:
+        rows = [
+            (name, slot.map(lambda one: with_part(one, "rounds", place, **changes)))
+            for name, slot in in_rounds(embedded, temperature=0.0)
+        ]
+        found = judged(written(rows, tmp_path / "rows.jsonl"), embedded)
+        return [(row.id, row.verdict) for row in found.rows if row.verdict != "right"]
+
+    assert wrong(0) == [("0 round 1", kind), ("1 round 1", kind)]
+    assert wrong(1) == [("0", "text"), ("1", "text")]
+
+
+@pytest.mark.parametrize("suffix", [".jsonl", ".parquet"])
+@pytest.mark.parametrize(
+    "changes",
+    [{"text": "Rome."}, {"raw_text": "Rome.<|im_end|>"}, {"token_ids": (5, 6, 7)}],
+    ids=str,
+)
+def test_a_row_of_samples_is_that_of_its_first_sample(
+    changes: dict[str, Any], suffix: str, embedded: pg.Route, tmp_path: Path
+) -> None:
+    rows = changed(results(embedded, temperature=1.0, seed=3, samples=2), **changes)
+    found = judged(written(rows, tmp_path / f"rows{suffix}"), embedded)
+    assert not found.right
+    assert len([row for row in found.rows if row.verdict not in ("right", "not judged")]) == 6
+
+
+def test_a_stop_that_was_not_asked_for_ends_nothing(embedded: pg.Route, tmp_path: Path) -> None:
+    for options in ({}, {"stop": ["xyz"]}):
+        rows = changed(results(embedded, **options), finish=pg.Finish.STOP_STRING, stop="zzz")
+        found = judged(written(rows, tmp_path / "rows.jsonl"), embedded, asked=True)
+        assert found.counts == {"length": 6}
+        assert "the stop 'zzz' ended it" in found.rows[0].evidence
 
 
 def shortened(result: pg.GenerationResult) -> pg.GenerationResult:

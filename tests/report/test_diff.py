@@ -12,7 +12,15 @@ from pipegen.core.errors import InvalidRequest, PromptTooLong
 from pipegen.records.option_records import GenerationOptions
 from pipegen.records.options import resolve
 from pipegen.records.results import Finish, GenerationResult
-from pipegen.report.diff import Compared, Difference, compare, first_difference, summary
+from pipegen.report.diff import (
+    Compared,
+    Difference,
+    Occurrence,
+    Occurrences,
+    compare,
+    first_difference,
+    summary,
+)
 
 BASE = GenerationResult(
     text="ab",
@@ -30,6 +38,8 @@ CHANGES: dict[str, dict[str, Any]] = {
     "ids": {"token_ids": (3, 4, 5)},
     "raw text": {"raw_text": "abc"},
     "text": {"text": "a"},
+    "reasoning": {"reasoning": "It rains."},
+    "calls": {"tool_calls": ({"function": {"name": "weather", "arguments": '{"in": "Rome"}'}},)},
     "finish": {"stop": "x"},
 }
 
@@ -79,6 +89,72 @@ def test_samples_are_compared_one_by_one() -> None:
     assert found is not None
     assert found.stage == "text"
     assert first_difference(Success(many), Success(BASE)) == Difference("samples", "2", "0")
+
+
+def test_a_lost_sample_is_compared_with_the_sample_of_its_number() -> None:
+    whole = dataclasses.replace(BASE, samples=(BASE, BASE))
+    lost = dataclasses.replace(
+        BASE, samples=(BASE, BASE), failed_samples=((1, PromptTooLong(3, 2)),)
+    )
+    found = first_difference(Success(whole), Success(lost))
+    assert found == Difference("outcome", "a result", "PromptTooLong")
+    assert first_difference(Success(lost), Success(lost)) is None
+
+
+def test_earlier_rounds_are_compared_before_the_last_one() -> None:
+    first = dataclasses.replace(BASE, text="x", raw_text="x")
+    two = dataclasses.replace(BASE, rounds=(BASE, BASE))
+    other = dataclasses.replace(BASE, rounds=(first, BASE), token_ids=(8,))
+    found = first_difference(Success(two), Success(other))
+    assert found is not None
+    assert (found.stage, found.second) == ("raw text", "at 0: 'x'")
+    three = dataclasses.replace(BASE, rounds=(BASE, BASE, BASE))
+    assert first_difference(Success(two), Success(three)) == Difference("rounds", "2", "3")
+    counts = summary([Compared("a", Difference("rounds", "2", "3"))])
+    assert counts == {"requests": 1, "equal": 0, "rounds": 1}
+
+
+def test_calls_are_compared_without_their_ids_and_in_either_form_of_their_arguments() -> None:
+    def called(id: str, arguments: object) -> Success[GenerationResult]:
+        call = {"id": id, "function": {"name": "weather", "arguments": arguments}}
+        return Success(dataclasses.replace(BASE, tool_calls=(call,)))
+
+    rome = called("1", {"city": "Rome"})
+    assert first_difference(rome, called("2", '{"city":"Rome"}')) is None
+    found = first_difference(rome, called("1", {"city": "Oslo"}))
+    assert found is not None
+    assert found.stage == "calls"
+    assert "Oslo" in found.second
+
+
+def test_what_tables_do_not_have_of_rounds_is_not_compared() -> None:
+    """Neither reasoning nor calls; and lines of a batch have no rounds at all."""
+    call = {"function": {"name": "weather", "arguments": {}}}
+    round_ = dataclasses.replace(BASE, tool_calls=(call,), reasoning="It rains.")
+    line = dataclasses.replace(BASE, rounds=(round_, BASE))
+    bare = GenerationResult(
+        text="ab", raw_text="ab", finish=Finish.EOS, options=GenerationOptions()
+    )
+    table = dataclasses.replace(BASE, rounds=(bare, bare))
+    assert first_difference(Success(line), Success(table)) is None
+    assert first_difference(Success(line), Success(bare)) is None
+
+
+def test_an_id_that_looks_like_a_second_one_is_one_of_its_own() -> None:
+    def slots(*rows: tuple[str, str]) -> dict[Occurrence, Success[GenerationResult]]:
+        name_of = Occurrences()
+        return {
+            name_of(row_id): Success(dataclasses.replace(BASE, text=text)) for row_id, text in rows
+        }
+
+    first = slots(("a", "1"), ("a", "2"), ("a [2]", "3"))
+    second = slots(("a [2]", "3"), ("a", "1"), ("a", "other"))
+    compared = [*compare(first, second)]
+    assert [(one.id, one.difference is None) for one in compared] == [
+        ("a", True),
+        ("a [2]", False),
+        ("a [2]", True),
+    ]
 
 
 def test_requests_are_paired_by_id_and_the_unpaired_are_named() -> None:

@@ -12,7 +12,12 @@ from typing import Any
 
 from returns.result import Failure, Success
 
-from pipegen.core.errors import TemplateFailed, UnsupportedMultimodal, UnsupportedOption
+from pipegen.core.errors import (
+    InvalidRequest,
+    TemplateFailed,
+    UnsupportedMultimodal,
+    UnsupportedOption,
+)
 from pipegen.core.slots import Slot
 from pipegen.records.frozen import thaw
 from pipegen.records.messages import plain_messages
@@ -27,7 +32,8 @@ def render_with(renderer: Any) -> Callable[[GenerationRequest], Slot[GenerationR
     requests without messages are not changed.
 
     Chat template options that the renderer sets are `UnsupportedOption`; images are
-    `UnsupportedMultimodal`; a `ValueError` of the renderer is `TemplateFailed`.
+    `UnsupportedMultimodal`; `turns` and a continuation are `InvalidRequest`; a `ValueError` of the
+    renderer is `TemplateFailed`.
     """
 
     def rendered(request: GenerationRequest) -> Slot[GenerationRequest]:
@@ -40,6 +46,15 @@ def render_with(renderer: Any) -> Callable[[GenerationRequest], Slot[GenerationR
                     hint="send it to the route without the renderer",
                 )
             )
+        for name in ("turns", "continuation"):
+            if getattr(request, name, None):
+                return Failure(
+                    InvalidRequest(
+                        f"a renderer gives the ids of one prompt, and the request has {name} too",
+                        hint="send it to the route without the renderer, or ask for each answer"
+                        " by a request of its own",
+                    )
+                )
         options = request.options or GenerationOptions()
         chat = options.chat or ChatTemplateOptions()
         option = next(
@@ -76,7 +91,10 @@ def render_with(renderer: Any) -> Callable[[GenerationRequest], Slot[GenerationR
         )
         return Success(
             TextGenerationRequest(
-                id=request.id, prompt_token_ids=tuple(prompt.token_ids), options=options
+                id=request.id,
+                prompt_token_ids=tuple(prompt.token_ids),
+                options=options,
+                metadata=request.metadata,
             )
         )
 

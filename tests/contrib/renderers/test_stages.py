@@ -82,6 +82,8 @@ def test_what_was_generated_is_parsed_by_the_same_renderer(engine: FakeEngine) -
             "Letters sets enable_thinking itself",
         ),
         ({"prompt": "What?", "images": [b"..."]}, pg.UnsupportedMultimodal, "without images"),
+        ({"turns": ["Hi", "Why?"]}, pg.InvalidRequest, "the request has turns too"),
+        ({**said("Hi"), "continuation": " you"}, pg.InvalidRequest, "has continuation too"),
     ],
 )
 def test_what_a_renderer_cannot_do_fails_its_slot(
@@ -91,3 +93,10 @@ def test_what_a_renderer_cannot_do_fails_its_slot(
     made = pg.request_from(request_).bind(stage)
     assert isinstance(made.failure(), error)
     assert words in made.failure().message
+
+
+def test_a_rendered_request_keeps_its_id_and_metadata(engine: FakeEngine) -> None:
+    request = pg.request_from({**said("Hi"), "id": "a", "label": 7}).bind(
+        render_with(Letters(engine))
+    )
+    assert (request.unwrap().id, dict(request.unwrap().metadata)) == ("a", {"label": 7})
