@@ -117,6 +117,13 @@ def test_a_headline_that_was_not_measured_ends_the_report_with_what_to_do(
         headlines.headlines(rows)
 
 
+def test_a_row_of_the_page_that_was_not_measured_says_so(headlines: ModuleType) -> None:
+    report = importlib.import_module("report")
+    row = next(row for row in ROWS if row["group"] == "Shared beginnings")
+    table = report.table([{**row, "ratio": None, "meets": None}])
+    assert f"| {row['peer']} | not measured | {row['target']} |" in table
+
+
 def test_the_chart_and_the_table_of_the_page_are_those_of_the_rows(headlines: ModuleType) -> None:
     quoted = headlines.headlines(ROWS)
     docs = HERE.parent / "docs"

@@ -82,6 +82,10 @@ def without_paths(note: str) -> str:
     return re.sub(r"(?<!\w)/[\w.+-]+(/[\w.+-]+)+", "...", note)[:300]
 
 
+def shown_ratio(row: dict[str, Any]) -> str:
+    return "not measured" if row["ratio"] is None else f"{row['ratio']:.3g}"
+
+
 def distance(row: dict[str, Any]) -> float:
     """How far a row is from its target: 1 where it is met exactly, less where it is missed."""
     bound, ratio = float(row["target"].split()[-1]), float(row["ratio"])
@@ -101,7 +105,7 @@ def table(rows: list[dict[str, Any]]) -> str:
         of_group = list(members)
         if group in WHOLE:
             whole += [
-                f"| {row['work']} | {row['peer']} | {row['ratio']:.3g} | {row['target']} |"
+                f"| {row['work']} | {row['peer']} | {shown_ratio(row)} | {row['target']} |"
                 for row in of_group
             ]
             continue
