@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from returns.result import Failure, Success
 
@@ -29,7 +29,10 @@ NOT_MADE = "this job has not made them"
 """Why sidecars that exist are refused."""
 
 
-def existing_sidecars(items: Iterator[tuple[Origin, Any]]) -> list[tuple[Origin, Any]]:
+Asked: TypeAlias = tuple[Origin, Any]
+
+
+def existing_sidecars(items: Iterator[Asked]) -> list[Asked]:
     """The requests whose sidecars exist."""
     return [item for item in items if sidecar_exists(item[0].sidecar) is not None]
 
@@ -46,9 +49,7 @@ def refuse_sidecars(origins: Sequence[Origin], why: str = NOT_MADE) -> None:
         )
 
 
-def check_sidecars(
-    existing: Iterable[tuple[Origin, Any]], job: Job[Any], admission: Admission
-) -> None:
+def check_sidecars(existing: Iterable[Asked], job: Job[Any], admission: Admission) -> None:
     """Refuse the sidecars of rows that are not finished. One of a finished row that holds another
     answer which the job keeps is removed: the row writes it anew.
     """

@@ -370,7 +370,7 @@ class _ViewedRequests:
         return request, metadata if isinstance(metadata, Mapping) else {}
 
 
-def _written(columns: Columns, values: Mapping[str, Any]) -> Columns:
+def _written(columns: Columns, values: Mapping[str, object]) -> Columns:
     """The columns under their names in a row of results. One that has the name of an answer's
     column gets `input_` before it.
     """

@@ -2,7 +2,7 @@
 
 Errors are frozen, picklable, comparable records that travel in a request's own slot. They are
 exceptions too, so that `slot.unwrap()` shows the message and the hint, and `raise slot.failure()`
-works; pipegen itself raises none of them but in `attach`. Two more exceptions are for the two other
+works. What runs pipes raises none of them. Two more exceptions are for the two other
 kinds of trouble. By `CallFailed` a backend says that a whole call failed. `ContractError` says that
 somebody's code broke a promise (a bug).
 

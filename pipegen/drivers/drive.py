@@ -10,7 +10,7 @@ added to it at any time. No request waits for another one, and an engine has row
 as there is input.
 
 **A whole batch** is there from the start. All its rows that want an engine at one place of the pipe
-are one call of it, in a session of its own. They go on when all of them have ended. A call begins
+are one call of it, in a session of its own. Scores, thoughts and parts of calls have another. They go on when all of them have ended. A call begins
 when no row is on its way to an earlier one. Some hundred rows go through the stages together, so
 what lies between two stages is soon gone.
 

@@ -318,7 +318,7 @@ class Sessions:
         self.loop: asyncio.AbstractEventLoop | None = None
         """Of an asynchronous caller."""
         self.opened: dict[Any, OpenSession] = {}
-        """By the engine; of a batch by the place. Of one place, scores of prompts come first."""
+        """By the engine; of a batch by the place. Of one place, what nobody is shown comes first."""
         self._count = 0
         self.scopes = Scopes()
         self.image_bytes = 0

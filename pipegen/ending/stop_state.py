@@ -2,8 +2,8 @@
 
 A `TextFold` is fed the text of a row, and a `TokenFold` its ids, which it makes text of. Engines
 feed a fold while they generate, and so end rows early. Routes to chat servers feed it what the
-server writes. The stage `stop` feeds it a text where no engine has reported how the row ended. With
-plugins or stops in special tokens it does so token by token.
+server writes. The stage `stop` feeds it a text, unless an engine has reported where in it the row
+ended. With plugins or stops in special tokens it does so token by token.
 Of a whole answer, the stage `decode` feeds none: the `EndPlan` finds the id that ends the row. What
 ends a row, and in which order, is in `pipegen.stages.ending`.
 """

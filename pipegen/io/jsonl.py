@@ -65,7 +65,7 @@ def to_plain(
     """A slot as JSON data. `id` replaces the result's own id.
 
     `brief` keeps what people read: id, text, finish and error, and stop, reasoning, tool calls,
-    samples and rounds where there are some. `from_plain` does not read a brief result. Of a score
+    samples, rounds and the transcript where there are some. `from_plain` does not read a brief result. Of a score
     `brief` leaves out the ids of its context, of a rollout nothing.
 
     `metadata` is added: what was carried along with the request. Of its values those that JSON has
@@ -126,8 +126,8 @@ class Written(NamedTuple):
 
 def written_from(text: bytes, id: Callable[[], str | None]) -> Written | None:
     """The result of a journal's line, if `to_plain` would write it in the same way. None for lines
-    of earlier versions, for failures, and for results with samples, log probabilities, earlier
-    answers or routes that were tried.
+    of earlier versions, for failures, and for results with samples, rounds, log
+    probabilities, earlier answers or routes that were tried.
 
     The line is matched, and not parsed: that takes a quarter of the time.
 

@@ -1,5 +1,5 @@
-"""Results in: the lines or rows that `pipegen generate` wrote, each in the form of `to_plain`,
-whatever the file is.
+"""Results in: the lines, or rows of Parquet and Arrow, that `pipegen generate` wrote, and lines of
+OpenAI's batches, each in the form of `to_plain`. CSV does not hold all of a result, and is refused.
 
 A row of Parquet or Arrow also has `row`: the columns of its input.
 """

@@ -549,8 +549,8 @@ def csv_out(
     *,
     delimiter: str = ",",
 ) -> Iterator[Write]:
-    """As `arrow_out`, for CSV, or TSV by its delimiter. Nested values are JSON text, an image is
-    its path, and of several samples the first counts.
+    """As `arrow_out`, for CSV, or TSV by its delimiter, with `CSV_COLUMNS` alone of the answer. Nested
+    values are JSON text, an image is its path, and of several samples the first counts.
     """
     dropped = (REFERENCES,) if columns.drops_answer else ()
     answer = (*CSV_COLUMNS, *dropped)

@@ -174,7 +174,7 @@ class Finished:
         )
         return None
 
-    def rows(self) -> Iterator[dict[str, Any]]:
+    def rows(self) -> Iterator[dict[str, object]]:
         """What was written for each finished row last. Raises `OSError` where it cannot be read."""
         lines = map(self._line, list(self._index.values()))
         return (json.loads(b"{" + line[_FIRST:]) for line in lines if _is_whole(line))

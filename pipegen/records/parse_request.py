@@ -113,7 +113,8 @@ def _parsed(values: Mapping[str, object]) -> GenerationRequest:
         if plural not in _MEDIA or not isinstance(entry, (list, tuple)) or entry:
             fields[plural] = entry
     others = _others(values) if len(given) < len(values) else {}
-    metadata = _joined(others, fields.get("metadata"))
+    held = fields.get("metadata")
+    metadata = _joined(others, held) if others else metadata_of(held)
     if metadata:
         fields["metadata"] = metadata
     fields = as_messages(fields, values)

@@ -275,8 +275,8 @@ class Raw:
     ended_by_plugin: str | None = None
     """The name of the engine-side plugin that ended the row."""
     ending: Annotated[Ending | None, UNWRITTEN] = None
-    """How the row ended, where it was followed: the stage `stop` then looks for no stop again, and
-    shows the plugins nothing again. It counts for its own ids and options only."""
+    """How the row ended, where it was followed. If it says where in the text, the stage `stop` looks
+    for no stop and shows the plugins nothing again. It counts for its own ids and options only."""
     forced: Annotated[tuple[int, ...], UNWRITTEN] = ()
     """The places of the ids that were not generated. Set by the stage `call`."""
     thought: Annotated[Thought | None, UNWRITTEN] = None

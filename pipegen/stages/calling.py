@@ -58,11 +58,13 @@ PromptLogprobs: TypeAlias = tuple[TokenLogprob | None, ...]
 
 
 def call(backend: Backend[A, B]) -> Pipe[A, B]:
-    """The stage that calls an engine, once, with exactly the slots that have a value; where none
-    has, it is not called. It is named `call`. It says what is asked; the driver asks it.
+    """The stage that calls an engine with exactly the slots that have a value; where none has, it is
+    not called. It is named `call`. It says what is asked; the driver asks it.
 
     With token ids, an engine is called once for what the rows generate, and before that once for
-    the prompts that are to be scored. A prompt whose scores fail fails its rows.
+    the prompts that are to be scored. A row with a thought or a forced call takes a call for each
+    part, and with `logprobs` one that scores what was not generated. Where scores fail, so do their
+    rows.
     `UnsupportedOption` where the engine gives no scores, and for prompts with images.
     """
     require_backend("call", backend)

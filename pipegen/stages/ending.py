@@ -1,8 +1,9 @@
 """How a row ends: one rule for every engine, whether its answer comes whole or in pieces.
 
 A token may end the row once there are more than `min_new_tokens`. What ends it is the first of
-these: a stop string that completes in the text, a plugin that halts it, a stop token, an end token
-of the model, the length. All but the length go before an engine that gave the row up.
+these: a stop string that completes in the text, a plugin that halts it by the text, a stop token, an
+end token. After these come an engine that gave the row up, a plugin that stops the
+engine, and the length.
 
 The text of a stop token, or of an end token, is in `raw_text` only. With it comes what was held back
 of the character before it, in which a stop string may complete. Of its own text, an end token's may
@@ -13,8 +14,8 @@ one special token is a stop token.
 
 Engines that give ids follow them with a `TokenFold` (`pipegen.backends.engine_rows`). Then `decode`
 makes text of the ids, and `stop` cuts it. `stop` takes the engine's word (`Ending`) only where it is
-about the very ids, options, texts and plugins of the answer. After a stage that changed them, it
-feeds a `TextFold`. An engine gets no stops if a stage before `stop` changes the text (see
+about the very ids, options, texts and plugins of the answer, and says where. Else it feeds
+a `TextFold`. An engine gets no stops if a stage before `stop` changes the text (see
 `pipegen.stages.calling`). Chat routes have neither stage: `pipegen.backends.servers.chat_engine`
 feeds a `TextFold`, and takes other ends from the server.
 """

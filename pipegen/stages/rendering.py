@@ -184,9 +184,12 @@ def render(
         raise TypeError(f"write is a function from messages to text, not {type(write).__name__}")
     read = reader_of(engine)
 
-    def batch_of(
-        jobs: Sequence[ResolvedRequest], model: TokenModel
+    def prepare(
+        jobs: Sequence[ResolvedRequest],
     ) -> Callable[[ResolvedRequest], Slot[Rendered]]:
+        if not is_ok(slot := read()):
+            return lambda resolved: slot
+        model: TokenModel = slot.unwrap()
         if write is not None:
             model = dataclasses.replace(model, renderer=PromptFunction(write))
         prepared = prepare_images(jobs, model)
@@ -200,17 +203,21 @@ def render(
                         row, request=resolved.request, options=resolved.options
                     )
                 )
-            return images_of(resolved, prepared).bind(
-                lambda images: prompts.setdefault(key, _with_images(resolved, model, images))
+            images = images_of(resolved, prepared)
+            if not is_ok(images):
+                return Failure(images.failure())
+            found, tokenizer = images.unwrap(), model.tokenizer
+            places = model.image_placeholder, model.video_placeholder
+            image_marks, bos = image_tokens(found, tokenizer, *places), model.bos_token
+            prompt = render_row(
+                resolved, tokenizer, model.renderer, bos_token=bos, image_marks=image_marks
             )
+            if found:
+                prompt = prompt.map(lambda row: unchecked_replace(row, images=found))
+            prompts[key] = prompt
+            return prompt
 
         return rendered
-
-    def prepare(
-        jobs: Sequence[ResolvedRequest],
-    ) -> Callable[[ResolvedRequest], Slot[Rendered]]:
-        batch = read().map(functools.partial(batch_of, jobs))
-        return lambda resolved: batch.bind(lambda rendered: rendered(resolved))
 
     return batch_stage(
         "render",
@@ -220,20 +227,6 @@ def render(
         internal=write is None,
         rebind=lambda new: render(new.engine(engine), write),
     )
-
-
-def _with_images(
-    resolved: ResolvedRequest, model: TokenModel, images: tuple[PreparedImage, ...]
-) -> Slot[Rendered]:
-    tokenizer, places = model.tokenizer, (model.image_placeholder, model.video_placeholder)
-    prompt = render_row(
-        resolved,
-        tokenizer,
-        model.renderer,
-        bos_token=model.bos_token,
-        image_marks=image_tokens(images, tokenizer, *places),
-    )
-    return prompt.map(lambda row: unchecked_replace(row, images=images)) if images else prompt
 
 
 def _key(resolved: ResolvedRequest) -> Hashable:

@@ -8,14 +8,15 @@ threads. Tokens stand for them in a prompt.
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Mapping, Sequence
 from typing import Literal, NamedTuple, TypeAlias
 
-from pipegen.core.errors import BadImage, BadVideo, GenerationError, InvalidRequest
+from returns.result import Failure, Success
+
+from pipegen.core.errors import BadImage, BadVideo, InvalidRequest
 from pipegen.core.foreign_calls import EXHAUSTED, call_tokenizer, guard_result
 from pipegen.core.functional import parallel
-from pipegen.core.slots import Slot, all_of
+from pipegen.core.slots import Slot, is_ok
 from pipegen.engines.model import TokenModel
 from pipegen.engines.tokenizer import Tokenizer
 from pipegen.records.messages import ImageSource, VideoSource, numbered
@@ -84,16 +85,18 @@ def prepare_images(requests: Sequence[ResolvedRequest], model: TokenModel) -> Pr
 
 def images_of(resolved: ResolvedRequest, prepared: Prepared) -> Slot[tuple[PreparedImage, ...]]:
     """The request's images and videos, in order; the error of the first that could not be prepared."""
-    return all_of(
-        prepared[source, _preprocess(resolved)].alt(functools.partial(_numbered, index))
-        for index, source in numbered(resolved.request.sources)
-    )
-
-
-def _numbered(index: int, error: GenerationError) -> GenerationError:
-    if isinstance(error, (BadImage, BadVideo)):
-        return dataclasses.replace(error, index=index)
-    return error
+    images: list[PreparedImage] = []
+    for index, source in numbered(resolved.request.sources):
+        image = prepared[source, _preprocess(resolved)]
+        if not is_ok(image):
+            error = image.failure()
+            return Failure(
+                dataclasses.replace(error, index=index)
+                if isinstance(error, (BadImage, BadVideo))
+                else error
+            )
+        images.append(image.unwrap())
+    return Success(tuple(images))
 
 
 def _preprocess(resolved: ResolvedRequest) -> VlmPreprocessOptions:

@@ -194,6 +194,10 @@ _TOO_LONG_CODES = ("context_length_exceeded", "exceed_context_size_error")
 """The codes and types of errors of prompts that are too long: OpenAI's and llama.cpp's."""
 
 
+def _plain_fields(options: GenerationOptions, stops: tuple[str, ...]) -> Mapping[str, object]:
+    return sglang_dialect.response_format(options)
+
+
 def _unsupported(request: ServerRequest, facts: Facts) -> UnsupportedOption | None:
     engine = ENGINES["plain"]
     return vllm_dialect.shows_special(request.options, engine) or unsupported_with_form(
@@ -298,12 +302,6 @@ DIALECTS: Mapping[Dialect, Wire] = {
         about="/model_info",
         abort=sglang_dialect.abort,
     ),
-    "plain": _wire(
-        "plain",
-        "http://localhost:8000",
-        "OPENAI_API_KEY",
-        lambda options, stops: sglang_dialect.response_format(options),
-        _unsupported,
-    ),
+    "plain": _wire("plain", "http://localhost:8000", "OPENAI_API_KEY", _plain_fields, _unsupported),
 }
 """The wires of chat servers, by dialect; each is named after its row in the capability table."""
