@@ -206,8 +206,10 @@ def meant(name: str) -> str:
 def read_keys(values: Mapping[str, object]) -> frozenset[str]:
     """The keys of other forms that are read of these values.
 
-    >>> sorted(read_keys({"messages": [], "query": "carried along", "system": "Be brief."}))
+    >>> sorted(read_keys({"prompt": "Hi", "query": "carried along", "system": "Be brief."}))
     ['system']
+    >>> sorted(read_keys({"prompt": "", "query": "Hi"}))
+    ['query']
     """
     if values.keys().isdisjoint(KEYS):
         return frozenset()
