@@ -39,6 +39,7 @@ def test_rows_are_there_again(tmp_path: Path) -> None:
         journal.append(A, {"id": "later"})
     with Journal(tmp_path / "job") as journal:
         assert (len(journal), journal.get(A), journal.get(B)) == (1, {"id": "later"}, None)
+        assert [*journal.rows()] == [{"id": "later"}]
 
 
 @pytest.mark.parametrize("kept", range(60))
