@@ -52,7 +52,7 @@ BUDGETS = {
     "jobs": 32_408,
     "testing": 25_024,
     "stages": 24_508,
-    "io": 22_033,
+    "io": 22_048,
     "template": 16_228,
     "answer": 14_032,
     "core": 13_576,

@@ -31,7 +31,7 @@ from pipegen.core.errors import (
     RateLimited,
     Timeout,
 )
-from pipegen.core.names import InvalidField, nearest
+from pipegen.core.names import CLOSE, InvalidField, nearest
 from pipegen.core.slots import Slot, is_ok
 from pipegen.records.answer_parts import whole_number
 from pipegen.records.codec import error_from, error_to_plain
@@ -201,7 +201,8 @@ def _options(fields: Mapping[str, Any], where: str, *, chat: bool) -> tuple[dict
         name = _RENAMED.get(field, field)
         if name not in option_names():
             known = (refused(field) or "").replace("into options", "into the body")
-            hint = known or nearest(field, (*_RENAMED, *option_names()))
+            names = (*_RENAMED, *option_names())
+            hint = nearest(field, names, CLOSE) or known or nearest(field, names)
             return {}, f"{where}: body.{field} is not supported here{hint}"
         if name in options and options[name] != value:
             return {}, f"{where}: body.{field} contradicts another name of {name}"

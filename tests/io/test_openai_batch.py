@@ -378,6 +378,7 @@ def test_a_failure_has_the_status_of_its_kind(error: pg.GenerationError, status:
         ("documents", "template_kwargs"),
         ("reasoning_effort", 'it goes into the body, as {"template_kwargs": {"reasoning_effort"'),
         ("stop_words", "the option 'stop'? It goes into the body"),
+        ("max_tokns", "did you mean 'max_tokens'?"),
     ],
 )
 def test_a_field_of_other_programs_is_refused_with_what_pipegen_calls_it(
