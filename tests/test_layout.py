@@ -46,7 +46,7 @@ ROOMS = (
 BUDGETS = {
     "backends": 134_106,
     "cli": 43_070,
-    "records": 39_825,
+    "records": 39_855,
     "report": 33_178,
     "drivers": 32_010,
     "jobs": 32_408,

@@ -481,7 +481,9 @@ def _refuse_two(part: Mapping[str, object], kind: object, where: str) -> None:
     """Refuse a part that also holds what a part of another kind does."""
     for name in _KINDS if kind in _KINDS else ():
         entry = part.get(name)
-        empty = isinstance(entry, (str, bytes, Mapping, list, tuple)) and not entry
+        # tables fill what only other parts have with nulls
+        inner = [*entry.values()] if isinstance(entry, Mapping) else entry
+        empty = isinstance(inner, (str, bytes, list, tuple)) and all(one is None for one in inner)
         if name != kind and entry is not None and not empty:
             raise InvalidField(
                 f"{where} is a part of the type {kind!r} and has {name} too, which would be lost:"

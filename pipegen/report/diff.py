@@ -55,7 +55,7 @@ class Occurrence(NamedTuple):
 
 
 class Occurrences:
-    """Results with equal ids, which are told apart by their order.
+    """Results with equal ids, which their order distinguishes.
 
     >>> name_of = Occurrences()
     >>> [str(name_of(id)) for id in ("a", "b", "a", "a")]
@@ -217,8 +217,8 @@ def first_difference(
 def _differences(
     left: GenerationResult, right: GenerationResult, ignore: Collection[str]
 ) -> Iterator[Difference | None]:
-    both, told = (left, right), UNKNOWN not in (left.options, right.options)
-    if told or (left.rounds and right.rounds):  # lines of a batch have the last one alone
+    both, are_whole = (left, right), UNKNOWN not in (left.options, right.options)
+    if are_whole or (left.rounds and right.rounds):  # lines of a batch have the last one alone
         yield from _of_parts("rounds", [[*map(Success, one.rounds)] for one in both], ignore)
     for stage, differs in STAGES.items():
         difference = None if stage in ignore else differs(left, right)
@@ -233,17 +233,17 @@ def _of_parts(
     """The differences of rounds or samples, pair by pair, and of how many there are."""
     for pair in zip(*sides, strict=False):
         parts = live(pair)
-        untold = [
+        absent = [
             stage
-            for stage, of in _UNTOLD.items()
+            for stage, of in _NOT_IN_TABLES.items()
             if UNKNOWN in [part.options for part in parts] and len({bool(of(p)) for p in parts}) > 1
         ]
-        yield first_difference(*pair, ignore={*ignore, *untold})
+        yield first_difference(*pair, ignore={*ignore, *absent})
     counts = [str(len(side)) for side in sides]
     yield None if counts[0] == counts[1] else Difference(name, *counts)
 
 
-_UNTOLD = {"reasoning": attrgetter("reasoning"), "calls": attrgetter("tool_calls")}
+_NOT_IN_TABLES = {"reasoning": attrgetter("reasoning"), "calls": attrgetter("tool_calls")}
 """What tables do not have of rounds and samples."""
 
 

@@ -117,9 +117,11 @@ def test_a_bad_message_is_refused_and_its_place_named(messages: Any, place: str)
 
 def test_keys_of_a_part_that_say_nothing_are_none() -> None:  # tables fill them in for every part
     filled = {"type": "image", "image": None, "text": None, "max_pixels": None}
+    words = {"type": "text", "text": "Hi", "image_url": {"url": None, "detail": None}}
     asked = {"type": "image_url", "image_url": {"url": "a.png", "detail": "auto"}, "text": ""}
-    message = message_from({"role": "user", "content": [filled, asked]}, "messages[0]")
-    assert message.content == (ImagePart(), ImagePart(source=ImageSource(path="a.png")))
+    message = message_from({"role": "user", "content": [filled, asked, words]}, "messages[0]")
+    asked_image = ImagePart(source=ImageSource(path="a.png"))
+    assert message.content == (ImagePart(), asked_image, TextPart(text="Hi"))
 
 
 def test_a_message_record_refuses_an_unknown_role() -> None:  # T8
