@@ -7,6 +7,7 @@ lengths; 200 large images, whose preparation costs as much as the generation. Th
 
 from __future__ import annotations
 
+import functools
 import itertools
 import os
 import random
@@ -24,6 +25,7 @@ from text import ARRIVAL, WORDS, skewed
 from training.inference import Embedded
 from workers import race
 
+import pipegen as pg
 from pipegen.embedded import path as embedded_path
 
 GROUP = "Hugging Face, images"
@@ -111,22 +113,25 @@ def four_sizes() -> list[dict[str, Any]]:
     return [*rows, waste(name, last["pipegen"]["row_steps"], needed, taken["pipegen"], group=GROUP)]
 
 
-def keeps_its_size(sides: tuple[int, ...]) -> bool:
-    """Whether the model's processor would keep the size that it chooses for such an image, so that
-    every way of running the model sees the same pixels.
+def same_pixels(engine: Any, processor: Any, path: str) -> bool:
+    """Whether the model's processor makes the same of an image as of what pipegen makes of it, so
+    that every way of running the model sees the same pixels.
 
-    One in thirty is so narrow that it would not: its size lies below the processor's own
-    `min_pixels`, and pipegen takes the next one within.
+    One in thirty is so narrow that the processor takes another size. Pillow 13 resizes about one in
+    four in another order than older ones, and pipegen keeps the older order.
     """
-    from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_resize
+    source = pg.ImageSource(data=Path(path).read_bytes())
+    image = engine.prepare_image(source, pg.VlmPreprocessOptions(), 0).unwrap()
+    prepared = Image.frombytes("RGB", (image.width, image.height), image.rgb)
+    first, second = (
+        processor(images=[seen], return_tensors="pt")["pixel_values"]
+        for seen in (opened(path), prepared)
+    )
+    return first.shape == second.shape and torch.equal(first, second)
 
-    def size(sides: tuple[int, ...]) -> tuple[int, ...]:
-        chosen: tuple[int, int] = smart_resize(
-            sides[0], sides[1], factor=32, min_pixels=96 * 96, max_pixels=128 * 128
-        )
-        return chosen
 
-    return size(size(sides)) == size(sides)
+def side(drawn: random.Random) -> int:
+    return 32 * round(2 ** drawn.uniform(9, 12) / 32)
 
 
 def large() -> list[dict[str, Any]]:
@@ -137,18 +142,16 @@ def large() -> list[dict[str, Any]]:
     print(name, flush=True)
     count = int(os.environ.get("BENCH_IMAGES", "200"))
     drawn = random.Random(11)
-    endless = (
-        tuple(32 * round(2 ** drawn.uniform(9, 12) / 32) for _ in range(2))
-        for _ in itertools.count()
-    )
-    sides = list(itertools.islice(filter(keeps_its_size, endless), count))
+    engine, embedded = pg.backends.hf(str(embedded_path())).engine, Embedded(embedded_path())
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
-        paths = [
-            image(folder, number, width, height, drawn)
-            for number, (width, height) in enumerate(sides)
-        ]
-        tokenizer = Embedded(embedded_path()).tokenizer
+        endless = (
+            image(folder, number, side(drawn), side(drawn), drawn)
+            for number in itertools.count()
+        )
+        same = functools.partial(same_pixels, engine, embedded.image_processor)
+        paths = list(itertools.islice(filter(same, endless), count))
+        tokenizer = embedded.tokenizer
         forced = {
             "eos": [tokenizer.eos_token_id],
             "banned": special_ids(tokenizer),
