@@ -215,7 +215,8 @@ def server() -> Rows:
     from stub_server import READY
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
+        ended = (asyncio.CancelledError, asyncio.IncompleteReadError, ConnectionError)
+        with contextlib.suppress(*ended):  # a task that is cancelled would print its traceback
             while True:
                 head = (await reader.readuntil(b"\r\n\r\n")).decode()
                 size = next(

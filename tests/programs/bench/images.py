@@ -146,8 +146,7 @@ def large() -> list[dict[str, Any]]:
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
         endless = (
-            image(folder, number, side(drawn), side(drawn), drawn)
-            for number in itertools.count()
+            image(folder, number, side(drawn), side(drawn), drawn) for number in itertools.count()
         )
         same = functools.partial(same_pixels, engine, embedded.image_processor)
         paths = list(itertools.islice(filter(same, endless), count))
