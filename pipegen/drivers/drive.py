@@ -459,7 +459,7 @@ class Drive(Generic[K]):
 
     def _isolate(self, opened: OpenSession, bug: Exception) -> list[Event]:
         """An engine has raised: the requests that it worked on are run again, in halves, down to
-        the one that makes it raise.
+        the one that makes it raise. Their images are read again.
         """
         self._sessions.leave(opened)
         keys = sorted(row.key for row in opened.all_rows)
@@ -467,7 +467,7 @@ class Drive(Generic[K]):
         requests = [self._requests[number] for number in numbers]
         for number in numbers:
             self._sessions.scopes.end(number)
-        inputs = [request.given for request in requests]
+        inputs = [self._input.admission.loaded(request.given) for request in requests]
         slots = isolated(lambda batch: drive(self._pipe, batch), inputs, bug)
         for request, slot in zip(requests, slots, strict=True):
             self._end(request, slot)

@@ -190,6 +190,24 @@ def test_an_isolated_bug_fails_its_own_request(
     assert len(caplog.records) == 2  # one traceback for each, not one for each half
 
 
+def test_isolated_requests_have_their_images_read_again() -> None:
+    def script(encoded: Any) -> str:
+        if "bug" in encoded.prompt.text:
+            raise KeyError("a bug")
+        return "fine"
+
+    requests = [
+        {"prompt": prompt, "images": [image]}
+        for prompt, image in [("a", b"image"), ("bug", b"image"), ("c", b"broken"), ("d", b"more")]
+    ]
+    fine, bug, broken, last = pg.imap(
+        pg.route(FakeEngine(script)), requests, isolate_bugs=True, in_flight=4
+    )
+    assert [slot.unwrap().text for slot in (fine, last)] == ["fine", "fine"]
+    assert isinstance(bug.failure(), pg.BackendFailed)
+    assert isinstance(broken.failure(), pg.BadImage)
+
+
 def test_a_missing_package_is_no_bug_of_a_request() -> None:
     def missing(encoded: Any) -> str:
         raise MissingExtra("pip install it")
