@@ -25,6 +25,7 @@ import marshal
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
+from numbers import Integral
 from types import NoneType, UnionType
 from typing import Any, Literal, NamedTuple, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -210,8 +211,10 @@ def _decoder(kind: object) -> tuple[list[Declared], Callable[..., Any]]:
         if default is not _NONE:
             space[f"_default_{key}"] = default
             takes.append(f"{key}=_default_{key}")
-        if read is not None:
-            lines.append(f"  if {key} is not None: _at = {key!r}; {key} = _read_{key}({key})")
+        if read is not None:  # what has a plain type already is not read
+            space[f"_type_{key}"] = hint if hint in _PLAIN else NoneType
+            unread = f"{key} is not None and type({key}) is not _type_{key}"
+            lines.append(f"  if {unread}: _at = {key!r}; {key} = _read_{key}({key})")
     gives = ", ".join([f"{field.name}={field.key}" for field in declared(kind)])
     code = f"""def made(*, {", ".join(takes)}, **_others):
  try:
@@ -236,18 +239,68 @@ def word_of(kind: object) -> str:
 
 
 def _reader(hint: object) -> Read | None:
-    """Reads a value; None where it is as it stands."""
-    item, form = item_of(hint), _form_of(hint)
-    if form is None and isinstance(hint, type) and dataclasses.is_dataclass(hint):
+    """Reads a value; None where any is taken as it stands."""
+    form = _form_of(hint)
+    if form is not None:
+        return form[1]
+    if isinstance(hint, type) and dataclasses.is_dataclass(hint):
         if word_of(hint):
             return functools.partial(decode, kind=hint)
         _, made = _decoder(hint)
         return lambda values: made(**values)
-    if form is None and item is not None and (read := _reader(item)) is not None:
-        if item is get_args(hint)[0]:
-            return lambda values: tuple([read(value) for value in values])
-        return lambda values: tuple([value if value is None else read(value) for value in values])
-    return form[1] if form else tuple if get_origin(hint) is tuple else None
+    if hint in _PLAIN:
+        return functools.partial(_plain, hint)
+    if get_origin(hint) is Literal:
+        return functools.partial(_one_of, get_args(hint))
+    if (item := item_of(hint)) is not None:
+        sure = {NoneType} if item is not get_args(hint)[0] else set[object]()
+        return functools.partial(_several, sure | _PLAIN.keys() & {item}, _reader(item))
+    if get_origin(hint) is tuple:
+        return functools.partial(_together, [*map(_reader, get_args(hint))])
+    return None
+
+
+_PLAIN = {str: "a string", int: "a whole number", bool: "true or false"}
+
+
+def _plain(kind: Any, value: Any) -> object:
+    """A value of a plain type. A whole number may be a float, as pandas makes of it."""
+    is_whole = isinstance(value, (float, Integral)) and not isinstance(value, bool)
+    if kind is int and is_whole and value % 1 == 0:
+        return int(value)
+    if kind is not int and isinstance(value, kind):
+        return value
+    raise TypeError(f"it takes {_PLAIN[kind]}, not {value!r:.80}")
+
+
+def _several(sure: set[object], read: Read | None, values: Any) -> tuple[object, ...]:
+    """A list of values of one kind. Those of the types `sure` are taken as they stand."""
+    values = _list(values)
+    if read is None or sure.issuperset(map(type, values)):
+        return values
+    return tuple([value if type(value) in sure else read(value) for value in values])
+
+
+def _together(reads: Sequence[Read | None], values: Any) -> tuple[object, ...]:
+    """As many values as there are kinds."""
+    values = _list(values)
+    if len(values) != len(reads):
+        raise ValueError(f"it takes {len(reads)} values, not {len(values)}")
+    return tuple(
+        [read(value) if read else value for read, value in zip(reads, values, strict=True)]
+    )
+
+
+def _list(values: Any) -> tuple[Any, ...]:
+    if isinstance(values, str):
+        raise TypeError(f"it takes a list, not {values!r:.80}")
+    return tuple(values)
+
+
+def _one_of(choices: tuple[object, ...], value: object) -> object:
+    if value in choices:
+        return value
+    raise ValueError(f"it takes one of {', '.join(map(str, choices))}, not {value!r:.80}")
 
 
 def error_to_plain(error: GenerationError) -> dict[str, Any]:
