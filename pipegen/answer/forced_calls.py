@@ -126,7 +126,7 @@ def _unsupported(error: GenerationError) -> UnsupportedOption:
     return UnsupportedOption(text, option="tool_choice", hint=hint)
 
 
-def _form(texts: CallTexts, tools: Mapping[str, Any], tokenizer: Tokenizer) -> Slot[CallForm]:
+def _form(texts: CallTexts, tools: Mapping[str, object], tokenizer: Tokenizer) -> Slot[CallForm]:
     """The form of a call of one of these tools."""
     from pipegen.answer.tagged_calls import tagged_form
 

@@ -73,7 +73,7 @@ _INSTEAD: Mapping[str, Any] = {
 """What follows all the same where their schema may call a value right that is not."""
 
 
-def wrong_in_json(value: Any, schema: Any) -> str:
+def wrong_in_json(value: object, schema: object) -> str:
     """The first thing in a value that a schema does not allow, with its place; empty where there is
     none, and where jsonschema cannot read the schema.
     """
@@ -81,7 +81,7 @@ def wrong_in_json(value: Any, schema: Any) -> str:
     return "" if error is None else _said(error, ())
 
 
-def limits_of(schema: Mapping[str, Any]) -> set[str]:
+def limits_of(schema: Mapping[str, object]) -> set[str]:
     """The keywords of a schema that may leave values out.
 
     >>> sorted(limits_of({"type": "string", "format": "uri", "title": "Page", "minLength": 1}))
@@ -118,12 +118,12 @@ def _said(error: Any, above: Sequence[str | int]) -> str:
     return f"at ${path}: {words}"
 
 
-def _shown(value: Any) -> str:
+def _shown(value: object) -> str:
     text = json.dumps(value, ensure_ascii=False)
     return text if len(text) <= 80 else f"{text[:77]}..."
 
 
-def _reference(validator: Any, reference: Any, value: Any, schema: Any) -> Iterator[Any]:
+def _reference(validator: Any, reference: object, value: Any, schema: Any) -> Iterator[object]:
     known, key = validator.format_checker, (id(value), id(schema))
     if key not in known and known["left"]:
         known[key] = None  # a schema that refers to itself for the same value says nothing
@@ -136,7 +136,7 @@ def _reference(validator: Any, reference: Any, value: Any, schema: Any) -> Itera
         yield ValidationError.create_from(error)
 
 
-def _alternatives(validator: Any, parts: Any, value: Any, schema: Any) -> Iterator[Any]:
+def _alternatives(validator: Any, parts: Any, value: Any, schema: Any) -> Iterator[object]:
     # jsonschema would keep all that is wrong by all alternatives, as in each item of a long list
     only_one, errors = parts is schema.get("oneOf") and _is_judged(schema), []
     for part in parts:
@@ -148,14 +148,16 @@ def _alternatives(validator: Any, parts: Any, value: Any, schema: Any) -> Iterat
         yield ValidationError("", context=() if right else errors)
 
 
-def _pattern_properties(validator: Any, patterns: Any, value: Any, schema: Any) -> Iterator[Any]:
+def _pattern_properties(
+    validator: Any, patterns: Any, value: object, schema: object
+) -> Iterator[object]:
     for name, entry in value.items() if isinstance(value, dict) else ():
         for pattern, more in patterns.items():
             if found_in(pattern, name):
                 yield from validator.descend(entry, more, path=name)
 
 
-def _additional(validator: Any, rest: Any, value: Any, schema: Any) -> Iterator[Any]:
+def _additional(validator: Any, rest: Any, value: object, schema: Any) -> Iterator[object]:
     named, patterns = schema.get("properties", ()), schema.get("patternProperties", ())
     for name, entry in value.items() if isinstance(value, dict) else ():
         if name in named or any(found_in(pattern, name) is not False for pattern in patterns):
@@ -165,7 +167,7 @@ def _additional(validator: Any, rest: Any, value: Any, schema: Any) -> Iterator[
         yield from validator.descend(entry, rest, path=name)
 
 
-def _required(validator: Any, names: Any, value: Any, schema: Any) -> Iterator[Any]:
+def _required(validator: object, names: object, value: Any, schema: object) -> Iterator[object]:
     for name in names if isinstance(value, dict) and isinstance(names, list) else ():
         if isinstance(name, str) and name not in value:
             yield ValidationError(f"there is no property {_shown(name)}")
@@ -177,7 +179,7 @@ def _divides(step: Any, value: Any) -> bool:
     return bool(abs(math.remainder(value, step)) < 1e-9 * max(abs(step), abs(value)))
 
 
-def _key(value: Any) -> Any:
+def _key(value: object) -> Any:
     """What two equal values of JSON have in common: 1 is 1.0, and neither is true."""
     if isinstance(value, list):
         return (list, *map(_key, value))
@@ -186,7 +188,7 @@ def _key(value: Any) -> Any:
     return (bool, value) if isinstance(value, bool) else value
 
 
-def _keyword(kind: str, right: Callable[..., bool | None]) -> Any:
+def _keyword(kind: str, right: Callable[..., bool | None]) -> object:
     """A keyword about values of a type, each right or not by what the schema says."""
     return lambda validator, bound, value, _: (
         [ValidationError("")]
@@ -195,11 +197,11 @@ def _keyword(kind: str, right: Callable[..., bool | None]) -> Any:
     )
 
 
-def _is_judged(schema: Any) -> bool:
+def _is_judged(schema: object) -> bool:
     return _UNJUDGED.search(json.dumps(schema)) is None
 
 
-def _is_misread(name: str, bound: Any) -> bool:
+def _is_misread(name: str, bound: object) -> bool:
     """Whether jsonschema would call values wrong by what is no schema, or one of an old draft."""
     if name == "type":
         return bound == [] or not _TYPES.issuperset(bound if isinstance(bound, list) else [bound])
@@ -247,7 +249,7 @@ _Validator.evolve = lambda validator, **changes: _Validator(
 )
 
 
-def _check_of(schema: Any) -> Any:
+def _check_of(schema: object) -> Any:
     """A check of one value by a schema.
 
     As its `format_checker`, all its parts have in common what is known of the values that

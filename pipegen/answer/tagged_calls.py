@@ -91,7 +91,7 @@ class _UnwrittenError(ValueError):
 class _ToolForm:
     """The form of one tool's arguments."""
 
-    def __init__(self, schema: Any, tags: Tags) -> None:
+    def __init__(self, schema: object, tags: Tags) -> None:
         self.root = _schema(schema)
         self.shared = {key: self.root[key] for key in ("$defs", "definitions") if key in self.root}
         self.tags, self.any_text = tags, text_until(tags.closes)
@@ -123,7 +123,7 @@ class _ToolForm:
             rest = f"(?:{begins}|{rest})" if may else begins
         return ArgumentsForm(form=StructuredOptions(regex=rest), values=tuple(values))
 
-    def _value(self, key: str, entry: Any) -> str | None:
+    def _value(self, key: str, entry: object) -> str | None:
         """The regular expression of a value and of what closes it; None where it is JSON."""
         if self.tags.middle in key + self.tags.middle[:-1]:
             raise _UnwrittenError(f"its name has {self.tags.middle!r}, which ends names")
@@ -138,7 +138,7 @@ class _ToolForm:
             raise _UnwrittenError(f"its JSON may hold {self.tags.closes!r}, which ends values")
         return None
 
-    def _leaves(self, entry: Any, depth: int) -> Iterator[Mapping[str, Any]]:
+    def _leaves(self, entry: object, depth: int) -> Iterator[Mapping[str, Any]]:
         """The schemas of which one is to hold, each of one type or of a choice of values."""
         entry = {} if entry is True else _schema(entry)
         limits = _limits(entry)
@@ -154,8 +154,8 @@ class _ToolForm:
         for part in parts:
             yield from self._leaves(part, depth - 1)
 
-    def _target(self, reference: Any) -> Any:
-        found: Any = self.root
+    def _target(self, reference: object) -> Any:
+        found: object = self.root
         for part in str(reference).split("/")[1:]:
             name = part.replace("~1", "/").replace("~0", "~")
             found = found.get(name) if isinstance(found, Mapping) else None
@@ -244,14 +244,14 @@ def _anchored(pattern: str, barred: str) -> str | None:
     return f"(?:{''.join(atoms[1:-1])})"
 
 
-def _limits(schema: Mapping[str, Any]) -> set[str]:
+def _limits(schema: Mapping[str, object]) -> set[str]:
     """The keywords of a schema that leave values out."""
     from pipegen.answer.json_check import limits_of
 
     return limits_of(schema)
 
 
-def _schema(schema: Any) -> Mapping[str, Any]:
+def _schema(schema: object) -> Mapping[str, Any]:
     from pipegen.answer.json_check import wrong_in_schema
 
     wrong = wrong_in_schema(schema)

@@ -153,7 +153,7 @@ def _tagged(
         return tuple(pairs), stop
 
 
-def _typed(read: _Read, tools: Sequence[Any], how: str) -> dict[str, Any]:
+def _typed(read: _Read, tools: Sequence[object], how: str) -> dict[str, object]:
     """The arguments with their types: of JSON as they are, of tagged values each by the tool's
     schema (`schema`), as JSON where they are some (`json`), or as text (`text`).
     """
@@ -170,7 +170,7 @@ def _typed(read: _Read, tools: Sequence[Any], how: str) -> dict[str, Any]:
     return {key: _value(text, entries.get(key, others), shared) for key, text in read.arguments}
 
 
-def _value(text: str, entry: Any, shared: Mapping[str, Any]) -> Any:
+def _value(text: str, entry: object, shared: Mapping[str, object]) -> Any:
     """A tagged value: the first of its readings that its schema allows. They are JSON, what Python
     writes for JSON, and text. A text is one where the schema takes no other value.
 
@@ -186,7 +186,7 @@ def _value(text: str, entry: Any, shared: Mapping[str, Any]) -> Any:
     return next((value for value in readings if not wrong_in_json(value, schema)), readings[0])
 
 
-def _readings(text: str) -> Iterator[Any]:
+def _readings(text: str) -> Iterator[object]:
     loaded = loads(text)
     if loaded is not None or text.strip() == "null":
         yield loaded
@@ -336,7 +336,7 @@ def _candidates(answer: _AnswerInTemplate, syntax: Syntax) -> Iterator[_Candidat
 
 
 def _calls(
-    reads: Sequence[_Read], ids: Sequence[str], tools: Sequence[Any], how: str
+    reads: Sequence[_Read], ids: Sequence[str], tools: Sequence[object], how: str
 ) -> list[JsonObject]:
     return [
         call(read.name, _typed(read, tools, how), own) for read, own in zip(reads, ids, strict=True)

@@ -129,7 +129,7 @@ call."""
 
 
 def _route_in_memory(
-    model: Any, *, tokenizer: Any = None, processor: Any = None, **settings: Any
+    model: Any, *, tokenizer: object = None, processor: object = None, **settings: Any
 ) -> Route:
     for package in ("torch", "transformers"):
         need(package, "hf", "the Hugging Face engine")

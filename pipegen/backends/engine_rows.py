@@ -68,7 +68,7 @@ class RowState:
         """End the row with this error, unless it has one already, or there is none."""
         self.error = self.error or error
 
-    def set_grammar(self, grammar: Slot[Any]) -> None:
+    def set_grammar(self, grammar: Slot[object]) -> None:
         """Give the answer the form of this grammar, or fail where there is none."""
         if is_ok(grammar):
             self.grammar = grammar.unwrap()

@@ -327,7 +327,7 @@ def changed_in(form: StructuredOptions, normalised: Callable[[str], str]) -> str
     return None
 
 
-def _texts(schema: Any) -> Iterator[tuple[str, bool]]:
+def _texts(schema: object) -> Iterator[tuple[str, bool]]:
     """The texts that a schema may force: constants, names, and patterns, for which it says so."""
     for part in schema_parts(schema):
         forced = scalars([part.get(key) for key in ("const", "enum", "required")])

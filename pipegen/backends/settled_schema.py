@@ -59,7 +59,7 @@ _LARGEST = 10**18 - 1
 """The largest bound, by its size, that is sent: libraries count the digits of bounds in 64 bits."""
 
 
-def settled(schema: Any) -> Any:
+def settled(schema: object) -> Any:
     """The schema with the same meaning for every engine, in the same order.
 
     Bounds are left out where they allow every integer of 64 bits. Those that `wrong_in_schema`
@@ -69,7 +69,7 @@ def settled(schema: Any) -> Any:
         return [settled(part) for part in schema]
     if not isinstance(schema, dict):
         return schema
-    out: dict[str, Any] = {}
+    out: dict[str, object] = {}
     for key, inner in _settled_bounds(schema).items():
         if key in _DATA:
             out[key] = inner
@@ -84,7 +84,7 @@ def settled(schema: Any) -> Any:
     return _with_format(out)
 
 
-def _with_format(schema: dict[str, Any]) -> dict[str, Any]:
+def _with_format(schema: dict[str, object]) -> dict[str, object]:
     """The schema with the pattern of its format, and without a format that no grammar knows."""
     name = schema.get("format")
     if not isinstance(name, str) or (name in FORMATS and name not in PATTERNS):
@@ -133,13 +133,13 @@ def _whole(schema: dict[str, Any], name: str, exclusive: str, *, step: int) -> d
         inward.append(math.floor(step * beside) + 1)
     if not inward:
         return schema
-    out: dict[str, Any] = {}
+    out: dict[str, object] = {}
     for key, inner in schema.items():
         out |= {name: step * max(inward)} if key in (name, exclusive) else {key: inner}
     return out
 
 
-def _number(value: Any) -> TypeGuard[float]:
+def _number(value: object) -> TypeGuard[float]:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
@@ -152,15 +152,15 @@ def _allows_all(bound: float, *, is_low: bool) -> bool:
     return bound <= -(2**63) if is_low else bound >= 2**63 - 1
 
 
-def _only_integers(schema: Mapping[str, Any]) -> bool:
+def _only_integers(schema: Mapping[str, object]) -> bool:
     kinds = schema.get("type")
     listed = kinds if isinstance(kinds, list) else [kinds]
     return "integer" in listed and "number" not in listed
 
 
-def schema_parts(schema: Any, *, in_data: bool = False) -> Iterator[dict[str, Any]]:
+def schema_parts(schema: object, *, in_data: bool = False) -> Iterator[dict[str, Any]]:
     """Every mapping that engines may read as a schema. `in_data` has those within constants too."""
-    parts: list[Any] = [schema]
+    parts: list[object] = [schema]
     while parts:
         part = parts.pop()
         if isinstance(part, list):
@@ -174,9 +174,9 @@ def schema_parts(schema: Any, *, in_data: bool = False) -> Iterator[dict[str, An
                     parts.append(inner)
 
 
-def _known_parts(schema: Any) -> Iterator[dict[str, Any]]:
+def _known_parts(schema: object) -> Iterator[dict[str, object]]:
     """The schemas that stand at known places of this one."""
-    parts: list[Any] = [schema]
+    parts: list[object] = [schema]
     while parts:
         part = parts.pop()
         if not isinstance(part, dict):
@@ -190,7 +190,7 @@ def _known_parts(schema: Any) -> Iterator[dict[str, Any]]:
             parts += inner.values() if isinstance(inner, dict) else ()
 
 
-def wrong_in_schema(schema: Any) -> str:
+def wrong_in_schema(schema: object) -> str:
     """What is wrong with a schema whichever engine reads it: a type that JSON Schema does not have,
     the edge of a word, a number beyond 64 bits, a named property that a pattern meets. Empty where
     nothing is, or was found.
@@ -208,7 +208,7 @@ def wrong_in_schema(schema: Any) -> str:
     return ""
 
 
-def _into_data(reference: str, schema: Any) -> str:
+def _into_data(reference: str, schema: object) -> str:
     """What is wrong with numbers where a reference leads to a constant: it is a schema there."""
     steps = unquote(reference).partition("#")[2].split("/")
     if set(_DATA).isdisjoint(steps) or all(
@@ -218,13 +218,13 @@ def _into_data(reference: str, schema: Any) -> str:
     return f"{reference} leads to a constant, whose numbers are no schema's: put it into $defs"
 
 
-def _parts_of_data(schema: Any) -> Iterator[dict[str, Any]]:
+def _parts_of_data(schema: object) -> Iterator[dict[str, object]]:
     return schema_parts(
         [part[key] for part in schema_parts(schema) for key in _DATA if key in part], in_data=True
     )
 
 
-def _wrong_type(schema: Mapping[str, Any]) -> str:
+def _wrong_type(schema: Mapping[str, object]) -> str:
     kinds = schema.get("type", ())
     for kind in kinds if isinstance(kinds, (list, tuple)) else (kinds,):
         if not isinstance(kind, str) or kind not in TYPES:
@@ -232,13 +232,13 @@ def _wrong_type(schema: Mapping[str, Any]) -> str:
     return ""
 
 
-def _wrong_pattern(schema: Mapping[str, Any]) -> str:
+def _wrong_pattern(schema: Mapping[str, object]) -> str:
     patterns = schema.get("patternProperties")
     given = (schema.get("pattern"), *(patterns if isinstance(patterns, dict) else ()))
     return NO_EDGES if any(isinstance(one, str) and edge_in(one) for one in given) else ""
 
 
-def _wrong_number(schema: Mapping[str, Any]) -> str:
+def _wrong_number(schema: Mapping[str, object]) -> str:
     """The bound, the step or the constant that no 64 bits hold."""
     for name in (*_LOW, *_HIGH):
         bound = schema.get(name)
@@ -257,7 +257,7 @@ def _wrong_number(schema: Mapping[str, Any]) -> str:
     return ""
 
 
-def _met(schema: Mapping[str, Any], root: Any) -> str:
+def _met(schema: Mapping[str, object], root: object) -> str:
     """Whether a pattern of names meets a name that stands beside it: libraries do not agree on
     which schema the property has.
     """
@@ -272,7 +272,7 @@ def _met(schema: Mapping[str, Any], root: Any) -> str:
     return ""
 
 
-def _names(schema: Any, root: Any, depth: int) -> tuple[list[str], list[str]]:
+def _names(schema: object, root: object, depth: int) -> tuple[list[str], list[str]]:
     """The names and the patterns of names of a schema, with those of all that it is made of."""
     if not isinstance(schema, dict) or depth > 16:
         return [], []
@@ -289,7 +289,7 @@ def _names(schema: Any, root: Any, depth: int) -> tuple[list[str], list[str]]:
     return names, patterns
 
 
-def _at(reference: Any, root: Any) -> Any:
+def _at(reference: Any, root: object) -> object:
     """The schema at a place of the root schema; None where it lies elsewhere."""
     from referencing import Registry, Resource
 
@@ -319,14 +319,14 @@ def rounded_in(schema: str) -> str:
     return ""
 
 
-def _numbers(value: Any) -> Iterator[Any]:
+def _numbers(value: object) -> Iterator[Any]:
     """The numbers within a value of JSON."""
     for one in scalars(value):
         if isinstance(one, (int, float, Decimal)) and not isinstance(one, bool):
             yield one
 
 
-def scalars(value: Any) -> Iterator[Any]:
+def scalars(value: object) -> Iterator[object]:
     """What a value of JSON holds besides lists and objects, the names of entries among them."""
     values = [value]
     while values:

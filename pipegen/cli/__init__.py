@@ -48,7 +48,7 @@ class _Closed(io.TextIOBase):
     def __init__(self, name: str, advice: str) -> None:
         self._words = f"{name} is closed: {advice}"
 
-    def _refuse(self, *_: Any) -> NoReturn:
+    def _refuse(self, *_: object) -> NoReturn:
         raise StreamClosed(self._words)
 
     read = readline = write = isatty = fileno = __iter__ = __next__ = _refuse
@@ -74,7 +74,7 @@ class _Stdout(io.FileIO):
             raise OSError(refusal.errno, refusal.strerror, STDOUT) from None
 
 
-def _is_plain(stream: Any) -> bool:
+def _is_plain(stream: object) -> bool:
     """Whether this is the stream that Python opened for stdout, and none that a test put there."""
     buffer = getattr(stream, "buffer", None)
     raw = getattr(buffer, "raw", buffer)  # without buffering there is one thing only

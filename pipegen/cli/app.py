@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -126,7 +126,7 @@ def _root(
     epilog=EXAMPLES,
 )
 @with_flags
-def generate(options: dict[str, Any], settings: dict[str, Any], flags: RunFlags) -> None:
+def generate(options: dict[str, object], settings: dict[str, object], flags: RunFlags) -> None:
     from pipegen.cli.generate import Files, run_generate
     from pipegen.cli.on_ray import on_ray
     from pipegen.cli.sources import asked_of, of_image

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -42,8 +42,8 @@ class _EstimateCommand(InSections):
 
 @with_flags
 def estimate(
-    options: dict[str, Any],
-    settings: dict[str, Any],
+    options: dict[str, object],
+    settings: dict[str, object],
     flags: AskedFlags,
     price: Annotated[
         str | None,

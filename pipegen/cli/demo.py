@@ -334,7 +334,7 @@ def page(outcomes: Sequence[Outcome], seconds: float) -> str:
 
 def _card(outcome: Outcome) -> str:
     case, images = outcome.case, ImagePolicy()
-    facts: dict[str, Any] = {}
+    facts: dict[str, object] = {}
     entry = entry_of(to_plain(outcome.slot, case.title))
     if is_ok(outcome.slot):
         prompt = Folded("the prompt, as the model gets it", outcome.prompt, case.shows_prompt)

@@ -119,11 +119,11 @@ def _model(name: str) -> dict[str, Any]:
     }
 
 
-def _first_steps(name: str) -> dict[str, Any]:
+def _first_steps(name: str) -> dict[str, object]:
     """Whether the rows of a model on `hf` have the logits of transformers' plain forward at their
     first steps; its weights are loaded.
     """
-    report: dict[str, Any] = {"engine": "hf", "lengths": {}, "not_judged": []}
+    report: dict[str, object] = {"engine": "hf", "lengths": {}, "not_judged": []}
     try:
         from pipegen.backends.checkpoint.verdicts import CannotCheck
         from pipegen.backends.hf.first_steps import WAYS
@@ -143,7 +143,7 @@ def _first_steps(name: str) -> dict[str, Any]:
     return report | {"same": True, "because": None if way == WAYS[0] else f"{way.words}: {way.why}"}
 
 
-def _same_text(name: str) -> dict[str, Any]:
+def _same_text(name: str) -> dict[str, object]:
     """Whether vLLM and transformers give the same text beyond each length that the model's
     configuration names; vLLM starts once, in this process.
     """
@@ -159,7 +159,7 @@ def _same_text(name: str) -> dict[str, Any]:
 
     checkpoint = Checkpoint(ModelLoadConfig(model=name, backend="vllm"))
     tried = compared(checkpoint.config)
-    report: dict[str, Any] = {
+    report: dict[str, object] = {
         "engine": "vllm",
         "lengths": {boundary.name: boundary.tokens for boundary in tried},
         "not_judged": [
@@ -198,7 +198,7 @@ def _versions() -> dict[str, dict[str, Any]]:
     """Each bounded package of the engines: what is installed, what pipegen takes, up to which minor
     version its tests were run, and whether the installed one is fine.
     """
-    rows: dict[str, dict[str, Any]] = {}
+    rows: dict[str, dict[str, object]] = {}
     for name, known in bounds().items():
         version = _version(name)
         verdict = None

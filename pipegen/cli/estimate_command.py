@@ -124,7 +124,7 @@ class Estimate(ErrorCounts):
         most that it costs; with a speed, how long it takes.
         """
         answered = self.requests - self.failed
-        plain: dict[str, Any] = {
+        plain: dict[str, object] = {
             "requests": self.requests,
             "failed": self.failed,
             "prompt_tokens": self.prompt_tokens,

@@ -104,11 +104,11 @@ def command_in(folder: Path) -> Command:
     return command
 
 
-def _is_text(value: Any) -> bool:
+def _is_text(value: object) -> bool:
     return isinstance(value, str)
 
 
-def _are_texts(value: Any) -> bool:
+def _are_texts(value: object) -> bool:
     return isinstance(value, list | tuple) and all(map(_is_text, value))
 
 

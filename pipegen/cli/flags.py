@@ -63,7 +63,7 @@ def unescape(text: str) -> str:
     )
 
 
-def _kind(hint: Any) -> Any:
+def _kind(hint: object) -> Any:
     """What a field takes, without `None`, and without what its check makes of other types."""
     parts = (
         [part for part in get_args(hint) if part is not type(None)]
@@ -73,10 +73,10 @@ def _kind(hint: Any) -> Any:
     return next((part for part in parts if part is str), parts[0])
 
 
-def _flag(name: str, hint: Any, words: str, default: Any, panel: str) -> inspect.Parameter:
+def _flag(name: str, hint: object, words: str, default: object, panel: str) -> inspect.Parameter:
     """The parameter of a command that typer makes the flag of."""
     kind, flag = _kind(hint), flag_of(name)
-    flag_type: Any
+    flag_type: object
     words = words.replace("`", "")
     settings: dict[str, Any] = {"rich_help_panel": panel}
     choices = [value for part in get_args(hint) for value in get_args(part)]
@@ -215,7 +215,7 @@ def with_flags(command: Callable[..., None]) -> Callable[..., None]:
     ]
 
     @functools.wraps(command)
-    def flagged(**values: Any) -> None:
+    def flagged(**values: object) -> None:
         values.pop("help_all", None)  # which has ended the command
         values_by_group = {
             group: {name: values.pop(name, None) for name in flags}
@@ -250,7 +250,7 @@ def with_flags(command: Callable[..., None]) -> Callable[..., None]:
     return flagged
 
 
-def setting_values(flags: Mapping[str, Any]) -> dict[str, Any]:
+def setting_values(flags: Mapping[str, Any]) -> dict[str, object]:
     """The settings that flags set, JSON read. Raises `typer.BadParameter`, which names the flag."""
     return {
         name: (
@@ -262,16 +262,16 @@ def setting_values(flags: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _loaded(name: str, text: str) -> Any:
+def _loaded(name: str, text: str) -> object:
     try:
         return strict_json.load(text)
     except strict_json.NotStrict as refusal:
         raise typer.BadParameter(str(refusal), param_hint=flag_of(name)) from None
 
 
-def options_of_flags(flags: Mapping[str, Any]) -> GenerationOptions:
+def options_of_flags(flags: Mapping[str, object]) -> GenerationOptions:
     """The options that flags say. Raises `typer.BadParameter`, which names the flag."""
-    values: dict[str, Any] = {}
+    values: dict[str, object] = {}
     for name, value in flags.items():
         try:
             values[name] = _value(name, value)

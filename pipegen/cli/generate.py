@@ -346,7 +346,7 @@ def _job_slots(
     settings: dict[str, Any],
     ending: _Interrupts,
     tally: Tally,
-    there: Sequence[tuple[Origin, Any]] = (),
+    there: Sequence[tuple[Origin, object]] = (),
 ) -> Generator[tuple[Origin, Answered, bool], None, None]:
     """The places and slots of the job, each with whether it was finished before. Raises
     `KeyboardInterrupt` where a signal has stopped it.
@@ -380,7 +380,7 @@ def _job_slots(
             raise KeyboardInterrupt
 
 
-def _begun(job: Job[Any], files: Files, there: Sequence[tuple[Origin, Any]] = ()) -> None:
+def _begun(job: Job[Any], files: Files, there: Sequence[tuple[Origin, object]] = ()) -> None:
     """Keep the command in the job's folder, and say how much was finished before.
 
     there: the requests whose sidecars exist (see `check_sidecars`).

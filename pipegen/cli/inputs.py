@@ -156,7 +156,7 @@ def _item_of(line: Line, columns: Columns, values: dict[str, Any]) -> Item:
     )
 
 
-def _from_values(values: Mapping[str, Any], number: int, what: str, origin: Origin) -> Item:
+def _from_values(values: Mapping[str, object], number: int, what: str, origin: Origin) -> Item:
     origin.id, slot = request_from_row(values, number, what)
     return Item(origin, slot)
 
@@ -256,7 +256,7 @@ class ReadSettings(NamedTuple):
         image_columns = tuple([name for name in names if name in images])
         return cls(columns, system, "row", tuple(names), image_columns)
 
-    def has_images(self, values: Mapping[str, Any]) -> bool:
+    def has_images(self, values: Mapping[str, object]) -> bool:
         """Whether a row has images in a column of their own."""
         return any(values.get(name) is not None for name in self.images)
 

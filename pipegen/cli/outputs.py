@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 from pipegen.cli.inputs import Origin
 from pipegen.cli.sources import Source
@@ -72,7 +72,7 @@ class ErrorCounts:
         """How many failed."""
         return self.errors.total()
 
-    def of_errors(self) -> dict[str, Any]:
+    def of_errors(self) -> dict[str, object]:
         """The counts and the first failures as plain data."""
         return {
             kind: {"count": count, "first": self.first[kind]}
@@ -203,7 +203,7 @@ def check_columns(source: Source, out: str | None) -> None:
         refuse(str(refusal), "IN", "--out")
 
 
-def write_summary(file: Path | None, plain: Mapping[str, Any], code: int) -> int:
+def write_summary(file: Path | None, plain: Mapping[str, object], code: int) -> int:
     """Write the counts of a run and its exit code, where there is a file for them. Returns the exit
     code: at least 1 where they cannot be written.
     """

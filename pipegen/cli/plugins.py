@@ -66,7 +66,7 @@ def _plugin(flag: str) -> Plugin:
             FLAG,
         )
     parameters = inspect.signature(plugin_makers[name]).parameters
-    arguments: dict[str, Any] = {}
+    arguments: dict[str, object] = {}
     for argument, value in _arguments(text, name).items():
         if argument not in parameters:
             takes = f"takes {', '.join(parameters)}" if parameters else "takes no arguments"
@@ -79,11 +79,11 @@ def _plugin(flag: str) -> Plugin:
         refuse(f"{name}: {refusal}", FLAG)
 
 
-def _arguments(text: str, name: str) -> dict[str, Any]:
+def _arguments(text: str, name: str) -> dict[str, object]:
     """`a=1,b=[2, 3],c=word` as a mapping: values are JSON if possible, else text up to the next
     comma.
     """
-    arguments: dict[str, Any] = {}
+    arguments: dict[str, object] = {}
     while text:
         argument, equals, rest = text.partition("=")
         if not equals or not argument:

@@ -98,7 +98,7 @@ def of_image(flags: F) -> F:
     return replace(flags, source=None, image=[source, *(flags.image or ())])
 
 
-def asked_of(flags: AskedFlags, load: Load, options: dict[str, Any]) -> RunSettings:
+def asked_of(flags: AskedFlags, load: Load, options: dict[str, object]) -> RunSettings:
     """What the flags set; of the options those that are flags."""
     return RunSettings(
         load,
@@ -373,7 +373,7 @@ def _of_lines(
     )
 
 
-def _require(columns: Columns, objects: Iterable[Mapping[str, Any]], path: Path) -> None:
+def _require(columns: Columns, objects: Iterable[Mapping[str, object]], path: Path) -> None:
     """Raise `TableError` for a column that is named and that no row has, where there are rows."""
     names, mapped = dict[str, None](), columns.mapped
     for values in objects if mapped else ():

@@ -72,7 +72,9 @@ def reading(file: Path | str | None, flag: str) -> Iterator[None]:
         refuse(str(refusal), flag)
 
 
-def run_options(flags: dict[str, Any], file: Path | None, load: Load) -> GenerationOptions | None:
+def run_options(
+    flags: dict[str, object], file: Path | None, load: Load
+) -> GenerationOptions | None:
     """The options of the whole run: flags win over the options file, which wins over the chat
     file.
     """
@@ -93,7 +95,7 @@ def run_options(flags: dict[str, Any], file: Path | None, load: Load) -> Generat
 
 def load_of(
     flags: AskedFlags,
-    settings: Mapping[str, Any],
+    settings: Mapping[str, object],
     fallback: str | None = None,
     when: Sequence[str] | None = None,
 ) -> Load:
@@ -123,7 +125,11 @@ def load_of(
             f"takes one of {', '.join(TYPES)}, not {backend!r}{nearest(backend, TYPES)}",
             "--backend",
         )
-    values: dict[str, Any] = {"type": backend.lower(), "model": model, **setting_values(settings)}
+    values: dict[str, object] = {
+        "type": backend.lower(),
+        "model": model,
+        **setting_values(settings),
+    }
     if backend.lower() == "vllm" and not fields_of("vllm").keys() >= settings.keys():
         values.setdefault("base_url", None)  # what only a server takes asks for one
     for name in settings:  # each is tried alone first, so that the refusal names its flag
@@ -159,7 +165,7 @@ def _with_fallback(
         )
 
 
-def _backend_of(values: Mapping[str, Any], flag: str) -> BackendConfig:
+def _backend_of(values: Mapping[str, object], flag: str) -> BackendConfig:
     try:
         return backend_from(values, Place(flag))
     except InvalidField as refusal:

@@ -208,7 +208,7 @@ def _has_path(source: ImageSource) -> bool:
     )
 
 
-def _rounds(values: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+def _rounds(values: Mapping[str, object]) -> list[Mapping[str, object]]:
     """The turns of a conversation, the last one included."""
     rounds = values.get("rounds")
     return (
@@ -216,7 +216,7 @@ def _rounds(values: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     )
 
 
-def _turns(values: Mapping[str, Any], request: GenerationRequest | None) -> tuple[Exchange, ...]:
+def _turns(values: Mapping[str, object], request: GenerationRequest | None) -> tuple[Exchange, ...]:
     """The turns before the last. What was asked next is what its prompt has more; where prompts are
     not written, it is what the request says.
     """
@@ -236,7 +236,7 @@ def _turns(values: Mapping[str, Any], request: GenerationRequest | None) -> tupl
     return tuple(turns)
 
 
-def _calls(calls: Any) -> str:
+def _calls(calls: object) -> str:
     """The tool calls, one on each line."""
     lines = []
     for call in calls if isinstance(calls, (list, tuple)) else ():
@@ -248,7 +248,7 @@ def _calls(calls: Any) -> str:
     return "\n".join(lines)
 
 
-def entry_of(values: Mapping[str, Any], request: GenerationRequest | None = None) -> Entry:
+def entry_of(values: Mapping[str, object], request: GenerationRequest | None = None) -> Entry:
     """A result of any form, as it is shown. What is missing in the file is left out."""
     name = str(values.get("id"))
     if not values.get("ok"):
@@ -345,7 +345,7 @@ class _ViewedRequests:
         self._name_of = Occurrences()
 
     def of(
-        self, occurrence: Occurrence, values: Mapping[str, Any]
+        self, occurrence: Occurrence, values: Mapping[str, object]
     ) -> tuple[GenerationRequest | None, Mapping[str, Any]]:
         """The request of a result, and what was carried along with it."""
         row = values.get("row")
@@ -426,7 +426,7 @@ def _name(source: ImageSource) -> str:
     return shown(source.url) if source.url is not None else ""
 
 
-def _times_in(values: Mapping[str, Any]) -> Sequence[Sequence[float]]:
+def _times_in(values: Mapping[str, object]) -> Sequence[Sequence[float]]:
     """The times of each video's frames; none where a line has another form."""
     times: Any = values.get("video_times")
     try:

@@ -19,7 +19,7 @@ import os
 from collections.abc import Iterable, Mapping
 from functools import partial
 from itertools import count
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
 from returns.result import Failure, Success
 
@@ -228,7 +228,7 @@ def _record(kind: type[R], entries: Mapping[str, object], place: Place) -> R:
     return kind(**entries)
 
 
-def _mapping(values: object, place: Place, keys: Iterable[str]) -> Mapping[str, Any]:
+def _mapping(values: object, place: Place, keys: Iterable[str]) -> Mapping[str, object]:
     if not isinstance(values, Mapping):
         raise InvalidField(
             f"{place}: takes a mapping with {', '.join(keys)}, not {type(values).__name__}"

@@ -11,7 +11,7 @@ import os
 import re
 from collections.abc import Hashable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from immutabledict import immutabledict
 
@@ -66,7 +66,7 @@ class Place(NamedTuple):
         return f"{self.line()}: {way}" if way else self.line()
 
 
-def read_plain(path: str | os.PathLike[str], what: str) -> tuple[Any, Place]:
+def read_plain(path: str | os.PathLike[str], what: str) -> tuple[object, Place]:
     """The value of a `.json`, `.yaml` or `.yml` file, and its place; an empty YAML file is an empty
     mapping.
 
@@ -103,7 +103,7 @@ def _text(file: Path, what: str) -> str:
         ) from None
 
 
-def _yaml(file: Path, text: str, what: str) -> tuple[Any, Place]:
+def _yaml(file: Path, text: str, what: str) -> tuple[object, Place]:
     import yaml
 
     try:

@@ -131,8 +131,8 @@ def options_beside(
     return options, dict(extra)
 
 
-def _renamed(entries: Mapping[str, object], place: Place) -> Mapping[str, Any]:
-    values: dict[str, Any] = {}
+def _renamed(entries: Mapping[str, object], place: Place) -> Mapping[str, object]:
+    values: dict[str, object] = {}
     for key, value in entries.items():
         name = SERVER_NAMES.get(key, key)
         if name in values:
@@ -143,7 +143,7 @@ def _renamed(entries: Mapping[str, object], place: Place) -> Mapping[str, Any]:
 
 def _lifted(
     options: GenerationOptions, extra: Mapping[str, object], place: Place, dialect: Dialect
-) -> tuple[GenerationOptions, dict[str, Any]]:
+) -> tuple[GenerationOptions, dict[str, object]]:
     """What `extra_body` says of options moves there, but for names by which pipegen would not send
     them.
     """

@@ -119,6 +119,6 @@ async def _listed(session: Any) -> list[tuple[str, Any]]:
         page = await session.list_tools(params=package.types.PaginatedRequestParams(cursor=cursor))
 
 
-def _either(record: Any, *names: str) -> Any:
+def _either(record: object, *names: str) -> Any:
     """A field by its name in mcp 2 or in mcp 1."""
     return next(getattr(record, name) for name in names if hasattr(record, name))

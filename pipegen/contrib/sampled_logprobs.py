@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Final
 
 import pipegen as pg
 from pipegen.records.options import in_effect
@@ -26,7 +26,7 @@ def sampled_logprobs(
     ([-0.5], None, None)
     """
     for turn in result.rounds or (result,):
-        report: Any = turn.options.logprobs
+        report: object = turn.options.logprobs
         changed = {*in_effect(turn.options, *_CHANGES), *in_effect(turn.options, "stop")}
         if report != "processed" and changed - {"stop", "stop_token_ids", "ignore_eos"}:
             return None

@@ -32,7 +32,7 @@ _OF_CONFIG = {*_FILTERS, "temperature", "max_new_tokens", "seed", "samples"}
 
 
 def rollout_func(
-    pipe: Conversation | Callable[[pg.Route], Conversation] | None = None, **options: Any
+    pipe: Conversation | Callable[[pg.Route], Conversation] | None = None, **options: object
 ) -> Callable[[list[Any], Any], dict[str, Any]]:
     """The `rollout_func` of a `GRPOTrainer`: one conversation a prompt, on the model in training.
 
@@ -63,7 +63,7 @@ def rollout_func(
     calls = itertools.count()
     route_of = functools.lru_cache(1)(_route)  # of the model in training, for as long as it is one
 
-    def rollouts(prompts: list[Any], trainer: Any) -> dict[str, Any]:
+    def rollouts(prompts: list[object], trainer: Any) -> dict[str, Any]:
         reported = True if isinstance(pipe, pg.Pipe) else "processed"
         settings = {"logprobs": reported, **_settings(trainer), **options}
         place = (trainer.state.global_step, trainer.accelerator.process_index, next(calls))
@@ -84,7 +84,7 @@ def rollout_func(
     return rollouts
 
 
-def _output(slots: Any) -> dict[str, Any]:
+def _output(slots: Any) -> dict[str, object]:
     for at, slot in enumerate(slots):
         if not pg.is_ok(slot):
             slot.failure().add_note(f"in the conversation of prompt {at} of this process")
@@ -104,7 +104,7 @@ def _output(slots: Any) -> dict[str, Any]:
     }
 
 
-def _whole_model(trainer: Any) -> Any:
+def _whole_model(trainer: Any) -> object:
     """The model in training, with an adapter of peft in place."""
     plugin = getattr(trainer.accelerator.state, "deepspeed_plugin", None)
     if trainer.is_fsdp_enabled or getattr(plugin, "zero_stage", 0) == 3:
@@ -118,7 +118,7 @@ def _whole_model(trainer: Any) -> Any:
     return model.get_base_model() if hasattr(model, "get_base_model") else model
 
 
-def _route(model: Any, processing: Any) -> pg.Route:
+def _route(model: object, processing: object) -> pg.Route:
     """`processing` is a tokenizer, or a processor that has one."""
     tokenizer = getattr(processing, "tokenizer", None)
     if tokenizer is None:
@@ -126,7 +126,7 @@ def _route(model: Any, processing: Any) -> pg.Route:
     return pg.backends.hf(model, tokenizer=tokenizer, processor=processing)
 
 
-def _settings(trainer: Any) -> dict[str, Any]:
+def _settings(trainer: Any) -> dict[str, object]:
     if trainer.tools:
         raise ValueError("the trainer has tools, which it would call again: give them to the pipe")
     if trainer.args.generation_kwargs:
@@ -140,7 +140,7 @@ def _settings(trainer: Any) -> dict[str, Any]:
     }
 
 
-def _request(prompt: Any, seed: int, trainer: Any) -> dict[str, Any]:
+def _request(prompt: Any, seed: int, trainer: Any) -> dict[str, object]:
     if isinstance(prompt, str):  # the ids are TRL's own
         ids = trainer.processing_class(text=prompt)["input_ids"]
         return {"prompt_token_ids": ids, "options": {"seed": seed}}

@@ -42,7 +42,7 @@ def agent_loop_outputs(
     *,
     reward: float | None = None,
     response_length: int | None = None,
-    metrics: Mapping[str, Any] | None = None,
+    metrics: Mapping[str, object] | None = None,
     image_policy: pg.ImagePolicy | None = None,
 ) -> list[Any]:
     """An `AgentLoopOutput` for each rollout of a conversation. verl's `AgentLoopWorkerTQ` takes such
@@ -64,7 +64,7 @@ def agent_loop_outputs(
     from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics, AgentLoopOutput
 
     turns = result.rounds or (result,)
-    extra: dict[str, Any] = {"turn_scores": [], "tool_rewards": []}
+    extra: dict[str, object] = {"turn_scores": [], "tool_rewards": []}
     if reward is not None:
         extra["reward_extra_info"] = {}  # read by workers of several outputs
     outputs = []

@@ -340,7 +340,7 @@ def _keeping(name: str, stage: Callable[[Taken], Slot[B]]) -> Callable[[Taken], 
     def kept(value: Taken) -> Slot[B]:
         slot, field = stage(value), getattr(type(value), "_text_is", None)
         if field is not None and isinstance(slot, Success):
-            result: Any = slot.unwrap()
+            result: object = slot.unwrap()
             is_alike = getattr(type(result), "_text_is", None) == field
             if is_alike and getattr(result, field) != getattr(value, field):
                 raise ContractError(

@@ -107,7 +107,7 @@ def pair(item: object) -> Any:
     return item
 
 
-def whole_number(name: str, value: Any, *, or_none: bool = False) -> Any:
+def whole_number(name: str, value: object, *, or_none: bool = False) -> Any:
     """A number that is at least 1, as Python's own. Raises `TypeError`, which names it, for anything
     else.
 

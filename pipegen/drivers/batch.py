@@ -79,7 +79,7 @@ async def arun(
         raise
 
 
-async def adrive(pipe: Pipe[Any, B], batch: Iterable[Slot[Any]]) -> Batch[B]:
+async def adrive(pipe: Pipe[Any, B], batch: Iterable[Slot[object]]) -> Batch[B]:
     """As `drive`, for asynchronous code."""
     slots = tuple(batch)
     rounds = Drive(pipe, WholeBatch(enumerate(slots))).rounds(light=is_light(pipe, slots))

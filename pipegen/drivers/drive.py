@@ -374,7 +374,7 @@ class Drive(Generic[K]):
         self._input.is_open = False
         self._end(taken, bug)
 
-    def _end(self, taken: TakenRequest[K], outcome: Slot[Any] | Exception) -> None:
+    def _end(self, taken: TakenRequest[K], outcome: Slot[object] | Exception) -> None:
         """A request has its slot, or a bug."""
         self._record_end(taken, outcome)
         del self._requests[taken.number]
@@ -384,7 +384,7 @@ class Drive(Generic[K]):
         if not isinstance(outcome, Exception):
             self._finished(taken.key, outcome)
 
-    def _record_end(self, taken: TakenRequest[K], outcome: Slot[Any] | Exception | None) -> None:
+    def _record_end(self, taken: TakenRequest[K], outcome: Slot[object] | Exception | None) -> None:
         if self._telemetry is not None and taken.seen is not None:
             self._telemetry.ends(taken.seen, outcome)
 
@@ -431,7 +431,7 @@ class Drive(Generic[K]):
 
     def _take(self, opened: OpenSession, events: Sequence[Event]) -> None:
         """Let the rows go on that a step has ended; those of a batch, when all have ended."""
-        kept: list[tuple[Row, Any, Slot[Any]]] = []
+        kept: list[tuple[Row, object, Slot[object]]] = []
         for event in events:
             if self._watcher is not None:
                 self._watcher.sees(event)
@@ -475,7 +475,7 @@ class Drive(Generic[K]):
         return [RowDone(row=number, slot=Success(None)) for number in opened.rows]
 
 
-def drive(pipe: Pipe[Any, B], batch: Iterable[Slot[Any]]) -> Batch[B]:
+def drive(pipe: Pipe[Any, B], batch: Iterable[Slot[object]]) -> Batch[B]:
     """Run a pipe over the slots of a batch. Nothing is recorded of them.
 
     >>> from pipegen.core.pipe import pure

@@ -118,7 +118,7 @@ class OutputOrder(Generic[K]):
             self._requests.append(request)
         return request
 
-    def end(self, taken: TakenRequest[K], outcome: Slot[Any] | Exception) -> None:
+    def end(self, taken: TakenRequest[K], outcome: Slot[object] | Exception) -> None:
         """A request has its slot, or a bug."""
         taken.outcome = outcome
         self.waiting += 1
@@ -333,7 +333,7 @@ class Sessions:
         """How many rows the engines work on at a time."""
         return max((opened.session.side_by_side for opened in self.opened.values()), default=0)
 
-    def want(self, row: Row, wanted: EngineRequest, known: Slot[Any] | None = None) -> None:
+    def want(self, row: Row, wanted: EngineRequest, known: Slot[object] | None = None) -> None:
         """Put what a row wants to what its engine is to work on next. `known` is the answer, where
         an engine that keeps something for the row is asked again.
         """
@@ -445,7 +445,7 @@ def in_order(items: Iterable[T], row_of: Callable[[T], Row]) -> list[T]:
     return sorted(by_sample, key=lambda item: row_of(item).key)
 
 
-def image_bytes(wanted: Any) -> int:
+def image_bytes(wanted: object) -> int:
     """What the images of a call's input take, in bytes: as pixels, or as they came."""
     if isinstance(wanted, Encoded):
         images = wanted.prompt.images

@@ -16,7 +16,7 @@ FEW, SHORT = 8, 20_000
 """Requests, and characters or tokens of each, that are worked on within an event loop."""
 
 
-def is_light(pipe: Pipe[Any, Any], batch: Sequence[Slot[Any]]) -> bool:
+def is_light(pipe: Pipe[Any, Any], batch: Sequence[Slot[object]]) -> bool:
     """Whether an event loop takes these requests through the pipe by itself, which costs less than
     another thread does. They are few and short and have no images, the stages are pipegen's own,
     and the rows are computed by a server of which the model has been read.
@@ -33,7 +33,7 @@ def is_light(pipe: Pipe[Any, Any], batch: Sequence[Slot[Any]]) -> bool:
     return few and all(map(_is_short, live(batch)))
 
 
-def _is_short(request: Any) -> bool:
+def _is_short(request: object) -> bool:
     if not isinstance(request, GenerationRequest) or request.sources:
         return False
     texts: list[Any] = [request.prompt or request.prompt_token_ids or ""]

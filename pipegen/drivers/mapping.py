@@ -132,7 +132,7 @@ def flow_of(
     return Drive(route, ReadInput(take, admission, admits), in_flight=in_flight, **settings)
 
 
-def _taken_from(pairs: Iterator[tuple[K, Any]]) -> Callable[[], tuple[K, Any] | NoRequest]:
+def _taken_from(pairs: Iterator[tuple[K, object]]) -> Callable[[], tuple[K, Any] | NoRequest]:
     def take() -> tuple[K, Any] | NoRequest:
         item = next(pairs, NoRequest.MORE)
         return item if isinstance(item, NoRequest) else pair(item)
@@ -230,7 +230,7 @@ async def aimap_keyed(
 
     def work() -> tuple[list[tuple[K, Slot[Any]]], Exception | None]:
         """The next slots; or those before a bug, and the bug."""
-        slots: list[tuple[K, Slot[Any]]] = []
+        slots: list[tuple[K, Slot[object]]] = []
 
         def go_on() -> None:
             while not slots and not flow.closed and not flow.exhausted:

@@ -39,7 +39,7 @@ def name_bug(raised: Exception, batch: Batch[Any]) -> None:
     )
 
 
-def request_words(slot: Slot[Any], index: int | None = None) -> str:
+def request_words(slot: Slot[object], index: int | None = None) -> str:
     """A request by its id; by its index, where that is known, and the beginning of its prompt,
     where it has no id.
 
@@ -79,7 +79,7 @@ def _text(content: Any) -> str:
 
 
 def isolated(
-    run: Callable[[Batch[Any]], Batch[Any]], batch: Sequence[Slot[Any]], bug: Exception
+    run: Callable[[Batch[Any]], Batch[Any]], batch: Sequence[Slot[object]], bug: Exception
 ) -> Batch[Any]:
     """The slots of requests of which a bug raised in the `run` of all. They are run again in
     halves, down to the one that raises, which fails.
@@ -95,7 +95,7 @@ def isolated(
     return tuple(slot for part in (batch[:half], batch[half:]) for slot in _again(run, part))
 
 
-def _again(run: Callable[[Batch[Any]], Batch[Any]], batch: Sequence[Slot[Any]]) -> Batch[Any]:
+def _again(run: Callable[[Batch[Any]], Batch[Any]], batch: Sequence[Slot[object]]) -> Batch[Any]:
     outcome = attempt(lambda: run(tuple(batch)))
     if is_ok(outcome):
         return outcome.unwrap()

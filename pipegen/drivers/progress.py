@@ -70,7 +70,7 @@ def _watched(step: Step, tell: Callable[[Progress], object], every: float) -> St
             watchers[id(engine)] = engine, _Watched(engine, tell, every)
         return watchers[id(engine)][1]
 
-    def ask(value: Any, answers: tuple[Slot[Any], ...]) -> EngineRequest | Slot[Any]:
+    def ask(value: object, answers: tuple[Slot[object], ...]) -> EngineRequest | Slot[Any]:
         wanted = step.ask(value, answers)  # type: ignore[union-attr]  # of a call
         return (
             wanted._replace(backend=watch(wanted.backend))
@@ -106,7 +106,7 @@ class _Watched:
         return self.watched.name
 
     @property
-    def depends_on(self) -> Mapping[str, Any]:
+    def depends_on(self) -> Mapping[str, object]:
         return answers_depend_on(self.watched)
 
     @property
@@ -114,7 +114,7 @@ class _Watched:
         number: int = getattr(self.watched, "in_flight", IN_FLIGHT)
         return number
 
-    def generate(self, inputs: Sequence[Any]) -> Sequence[Slot[Any]]:
+    def generate(self, inputs: Sequence[object]) -> Sequence[Slot[Any]]:
         return answers(self, inputs)
 
     def open(self, wake: Callable[[], object], *, tokens: bool = False, **how: Any) -> Session:
@@ -145,7 +145,7 @@ class _WatchedSession:
         running: int = getattr(self._session, "running", self.side_by_side)
         return running
 
-    def add(self, inputs: Mapping[int, Any]) -> None:
+    def add(self, inputs: Mapping[int, object]) -> None:
         self._made.update(dict.fromkeys(inputs, 0))
         self._count(rows=len(inputs))
         self._session.add(inputs)
@@ -183,5 +183,5 @@ class _WatchedSession:
                 raise
 
 
-def _tokens(slot: Slot[Any]) -> int:
+def _tokens(slot: Slot[object]) -> int:
     return len(getattr(slot.value_or(None), "token_ids", ()))

@@ -186,7 +186,7 @@ def count_tokens(
     batch = check_settings(options, image_policy, policy).batch([request])
     expanded = tuple(slot.map(lambda request: expand(request)[0]) for slot in batch)
 
-    def length(prepared: Any) -> Slot[int]:
+    def length(prepared: object) -> Slot[int]:
         return (
             Success(len(prepared.prompt.token_ids))
             if isinstance(prepared, Encoded)
@@ -226,7 +226,7 @@ def attach(to: P, *plugins: Plugin) -> P:
             )
     engines: dict[int, Any] = {}
 
-    def attached(engine: Any) -> Any:
+    def attached(engine: Any) -> object:
         if id(engine) not in engines:
             engines[id(engine)] = _with_plugins(engine, plugins)
         return engines[id(engine)]

@@ -57,7 +57,7 @@ def grid(  # type: ignore[overload-overlap]  # points themselves are no labels
 def grid(request: GenerationRequest, options: Iterable[Point]) -> tuple[GenerationRequest, ...]: ...
 @overload
 def grid(  # type: ignore[overload-overlap]  # as above
-    request: Mapping[str, Any] | Slot[GenerationRequest], options: Mapping[K, Point]
+    request: Mapping[str, object] | Slot[GenerationRequest], options: Mapping[K, Point]
 ) -> dict[K, Any]: ...
 @overload
 def grid(  # type: ignore[overload-overlap]  # as above
@@ -65,7 +65,7 @@ def grid(  # type: ignore[overload-overlap]  # as above
 ) -> dict[tuple[int, K], Any]: ...
 @overload
 def grid(
-    request: Mapping[str, Any] | Slot[GenerationRequest] | Iterable[Request],
+    request: Mapping[str, object] | Slot[GenerationRequest] | Iterable[Request],
     options: Iterable[Point],
 ) -> tuple[Any, ...]: ...
 def grid(
@@ -128,7 +128,7 @@ def grid(
     return tuple(_at(point, record) for record in records for point in points)
 
 
-def _at(point: Point, record: Slot[GenerationRequest]) -> Any:
+def _at(point: Point, record: Slot[GenerationRequest]) -> object:
     """The request with these options, or the slot of one that has failed."""
     options = options_from(point) if isinstance(point, Mapping) else point
     changed = record.map(

@@ -76,7 +76,7 @@ class Scopes:
         within = {name for row in after for name in _names(row)}
         self._close([name for row in before for name in _names(row) if name not in within])
 
-    def end(self, key: Any) -> None:
+    def end(self, key: object) -> None:
         """Close those of a request."""
         if self._open:
             self._close([name for name in self._open if name[0] == key])

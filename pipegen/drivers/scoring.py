@@ -220,7 +220,7 @@ def choose(
     return all_of(slots).map(lambda scored: Chosen(choices=scored))
 
 
-def continued_by(request: Request, choice: Any) -> Slot[GenerationRequest]:
+def continued_by(request: Request, choice: object) -> Slot[GenerationRequest]:
     """The request with that continuation."""
     if isinstance(request, Result):
         return request.bind(lambda record: continued_by(record, choice))
@@ -304,7 +304,7 @@ def perplexity(
 _Window = tuple[tuple[int, ...], tuple[int, ...]]
 
 
-def _windows(text: Any, engine: TokenEngine, first: int, size: int) -> Slot[list[_Window]]:
+def _windows(text: object, engine: TokenEngine, first: int, size: int) -> Slot[list[_Window]]:
     """The text's ids in windows: what each is conditioned on, and what it predicts."""
     if not isinstance(text, str) or not text:
         return Failure(InvalidRequest(f"a text that is not empty is wanted, not {printed(text)}"))

@@ -126,7 +126,7 @@ class _Deltas:
                 Delta(index=index, sample=sample, text=text, reasoning=reasoning, round=turn)
             )
 
-    def come(self, numbered_slots: Iterable[tuple[int, Slot[Any]]]) -> Iterator[Delta]:
+    def come(self, numbered_slots: Iterable[tuple[int, Slot[object]]]) -> Iterator[Delta]:
         """The deltas of a round, which gave these slots."""
         self._slots += [slot for _, slot in numbered_slots]
         while self._come:

@@ -96,7 +96,7 @@ class PendingCalls:
             )
         return "" if loop.is_running() else "its event loop has ended"
 
-    def wait(self, value: Any, seconds: float, loop: AbstractEventLoop | None = None) -> Any:
+    def wait(self, value: object, seconds: float, loop: AbstractEventLoop | None = None) -> Any:
         """What is awaited gives, or what it raised, in the thread of the caller; a value that
         cannot be awaited itself. `TimeoutError` after so many seconds: then it is cancelled. `loop`
         is its own, where it has one.
@@ -141,7 +141,7 @@ def _running_loop() -> AbstractEventLoop | None:
         return None
 
 
-async def _outcome(value: Awaitable[Any]) -> tuple[Any, BaseException | None]:
+async def _outcome(value: Awaitable[object]) -> tuple[object, BaseException | None]:
     """What is awaited gives, and what it raised: nothing of it ends the loop, but a Ctrl-C."""
     try:
         return await value, None

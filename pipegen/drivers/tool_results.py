@@ -42,7 +42,7 @@ class _UnwritableError(Exception):
     """Nothing writes a value as JSON."""
 
 
-def content_of(value: Any) -> Slot[Content]:
+def content_of(value: object) -> Slot[Content]:
     """The content of a tool's message; `StageFailed` where nothing can write it.
 
     Images of PIL and of MCP become parts. So does a list that has images.
@@ -56,7 +56,7 @@ def content_of(value: Any) -> Slot[Content]:
         return Failure(StageFailed(f"what it gave cannot be written as JSON: {error}"))
 
 
-def is_error(value: Any) -> bool:
+def is_error(value: object) -> bool:
     """Whether this is a result of MCP that says that the tool failed."""
     return _is_mcp(value) and bool(_either(value, "isError", "is_error"))
 
@@ -85,33 +85,33 @@ def _content(value: Any) -> Content:
     return _dumped(value)
 
 
-def _dumped(value: Any) -> str:
+def _dumped(value: object) -> str:
     plain = _plain(value, "$", 0)
     return plain if isinstance(plain, str) else json.dumps(plain, ensure_ascii=False)
 
 
-def _joined(blocks: Sequence[Any], path: str) -> Content:
+def _joined(blocks: Sequence[object], path: str) -> Content:
     """Blocks of a content: one text, or parts where there are images."""
     parts = [_part(block, f"{path}[{index}]") for index, block in enumerate(blocks)]
     return parts if any(part["type"] != "text" for part in parts) else text_of(parts)
 
 
-def _either(value: Any, *names: str) -> Any:
+def _either(value: object, *names: str) -> Any:
     values = (getattr(value, name, None) for name in names)
     return next((known for known in values if known is not None), None)
 
 
-def _is_mcp(value: Any) -> bool:
+def _is_mcp(value: object) -> bool:
     has_flag = hasattr(value, "isError") or hasattr(value, "is_error")
     return has_flag and isinstance(getattr(value, "content", None), (list, tuple))
 
 
-def _is_pil(value: Any) -> bool:
+def _is_pil(value: object) -> bool:
     pil = sys.modules.get("PIL.Image")
     return pil is not None and isinstance(value, pil.Image)
 
 
-def _is_image(value: Any) -> bool:
+def _is_image(value: object) -> bool:
     match value:
         case (
             {"type": "image_url", "image_url": str() | Mapping()}
@@ -128,7 +128,7 @@ def _is_image(value: Any) -> bool:
     return _is_pil(value)
 
 
-def _is_block(value: Any) -> bool:
+def _is_block(value: object) -> bool:
     match value:
         case str() | {"type": "text", "text": str()}:
             return True
@@ -139,7 +139,7 @@ def _is_block(value: Any) -> bool:
     return _is_image(value)
 
 
-def _part(value: Any, path: str) -> dict[str, Any]:
+def _part(value: Any, path: str) -> dict[str, object]:
     """One part of a content, as plain data."""
     if isinstance(value, str):
         return {"type": "text", "text": str(value)}
@@ -173,7 +173,7 @@ def _part(value: Any, path: str) -> dict[str, Any]:
     return plain
 
 
-def with_image_bytes(content: Any) -> Any:
+def with_image_bytes(content: Any) -> object:
     """A content whose images are their bytes, as a request has images that were read.
 
     >>> with_image_bytes([_image_part(b"abc")])
@@ -189,7 +189,7 @@ def with_image_bytes(content: Any) -> Any:
     ]
 
 
-def with_images_apart(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def with_images_apart(messages: Sequence[Mapping[str, object]]) -> list[dict[str, object]]:
     """Messages with their images in a user's message behind them, and marks in the places of these.
 
     >>> tool = {"role": "tool", "content": [{"type": "text", "text": "Here:"}, _image_part(b"abc")]}
@@ -199,9 +199,9 @@ def with_images_apart(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, A
     [image 1]
     user [{'type': 'text', 'text': '[image 1]'}, {'type': 'image_url', 'image_url': {'url': 'data:image/*;base64,YWJj'}}]
     """
-    moved: list[dict[str, Any]] = []
+    moved: list[dict[str, object]] = []
 
-    def mark(part: dict[str, Any]) -> str:
+    def mark(part: dict[str, object]) -> str:
         if part["type"] == "text":
             return str(part["text"])
         words = f"[image {len(moved) // 2 + 1}]"
@@ -217,12 +217,12 @@ def with_images_apart(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, A
     return [*left, {"role": "user", "content": moved}] if moved else left
 
 
-def _image_part(data: bytes) -> dict[str, Any]:
+def _image_part(data: bytes) -> dict[str, object]:
     url = _DATA + base64.b64encode(data).decode()
     return {"type": "image_url", "image_url": {"url": url}}
 
 
-def _plain(value: Any, path: str, depth: int) -> Any:
+def _plain(value: object, path: str, depth: int) -> Any:
     """The value as JSON has it."""
     if depth > _DEEPEST:
         raise _UnwritableError(f"at {path}: it is nested more than {_DEEPEST} deep")
@@ -256,10 +256,10 @@ def _plain(value: Any, path: str, depth: int) -> Any:
     if fields is not None:
         values = {field.name: getattr(value, field.name) for field in fields}
         return _plain(values, path, depth)
-    model_dump: Any = getattr(value, "model_dump", None)  # pydantic
+    model_dump: object = getattr(value, "model_dump", None)  # pydantic
     if callable(model_dump):
         return _plain(model_dump(mode="json"), path, depth + 1)
-    tolist: Any = getattr(value, "tolist", None)  # numpy, torch
+    tolist: object = getattr(value, "tolist", None)  # numpy, torch
     if callable(tolist):
         return _plain(tolist(), path, depth + 1)
     advice = ""
@@ -268,7 +268,7 @@ def _plain(value: Any, path: str, depth: int) -> Any:
     raise _UnwritableError(f"at {path}: an object of type {type(value).__name__}{advice}")
 
 
-def _key(key: Any, path: str) -> Any:
+def _key(key: object, path: str) -> Any:
     with contextlib.suppress(_UnwritableError):
         plain = _plain(key, path, 0)
         if not isinstance(plain, (list, dict)):

@@ -32,7 +32,7 @@ _SAYING = (Annotated, Required, NotRequired)
 """What says more about the type in it."""
 
 
-def schema_of(function: Callable[..., Any]) -> dict[str, Any]:
+def schema_of(function: Callable[..., Any]) -> dict[str, object]:
     """The schema of a function's arguments, from its signature and type hints.
 
     `Annotated[str, "what it is"]` describes an argument. An Enum is one of its values; a dataclass
@@ -53,7 +53,7 @@ def schema_of(function: Callable[..., Any]) -> dict[str, Any]:
     )
 
 
-def arguments_of(function: Callable[..., Any], values: Mapping[str, Any]) -> dict[str, Any]:
+def arguments_of(function: Callable[..., Any], values: Mapping[str, object]) -> dict[str, Any]:
     """The arguments of a call, which are JSON of the function's schema, as its type hints say:
     tuples and sets, members of an Enum, instances of a dataclass.
 
@@ -67,11 +67,11 @@ def arguments_of(function: Callable[..., Any], values: Mapping[str, Any]) -> dic
     return _values(_hints_of(function), values)
 
 
-def _values(hints: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
+def _values(hints: Mapping[str, object], values: Mapping[str, object]) -> dict[str, object]:
     return {name: _value(hints.get(name, Any), value) for name, value in values.items()}
 
 
-def with_whole_numbers(value: Any, schema: Any) -> Any:
+def with_whole_numbers(value: object, schema: object) -> Any:
     """The value with whole numbers where its schema takes integers, and no other numbers.
 
     >>> with_whole_numbers({"n": 1.0}, {"properties": {"n": {"type": "integer"}}})
@@ -94,7 +94,7 @@ def with_whole_numbers(value: Any, schema: Any) -> Any:
     return value
 
 
-def _kinds_of(schema: Any) -> set[Any]:
+def _kinds_of(schema: object) -> set[object]:
     """The types that a schema names."""
     if not isinstance(schema, Mapping):
         return set()
@@ -104,7 +104,7 @@ def _kinds_of(schema: Any) -> set[Any]:
     return kinds.union(*map(_kinds_of, inner))
 
 
-def _whole(value: Any) -> Any:
+def _whole(value: object) -> Any:
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
@@ -115,7 +115,7 @@ def _signature_of(function: Callable[..., Any]) -> inspect.Signature:
         raise _unread(function, "it has none that Python can see") from None
 
 
-def _hints_of(function: Callable[..., Any]) -> dict[str, Any]:
+def _hints_of(function: Callable[..., Any]) -> dict[str, object]:
     try:
         return typing.get_type_hints(function, include_extras=True)
     except (NameError, AttributeError, TypeError, SyntaxError) as error:
@@ -130,8 +130,8 @@ def _unread(function: Callable[..., Any], why: str) -> TypeError:
 
 
 def _object(
-    hints: Mapping[str, Any], required: list[str], within: tuple[Any, ...] = ()
-) -> dict[str, Any]:
+    hints: Mapping[str, object], required: list[str], within: tuple[object, ...] = ()
+) -> dict[str, object]:
     return {
         "type": "object",
         "properties": {name: _of_type(hint, within) for name, hint in hints.items()},
@@ -140,14 +140,14 @@ def _object(
     }
 
 
-def _bare(hint: Any) -> Any:
+def _bare(hint: object) -> object:
     """The type without what is said about it."""
     while typing.get_origin(hint) in _SAYING:
         hint = typing.get_args(hint)[0]
     return hint
 
 
-def _fields_of(hint: Any) -> tuple[dict[str, Any], list[str]] | None:
+def _fields_of(hint: object) -> tuple[dict[str, object], list[str]] | None:
     """The types of the fields of a dataclass or a TypedDict, and which must be there."""
     if not isinstance(hint, type):
         return None
@@ -169,7 +169,7 @@ def _fields_of(hint: Any) -> tuple[dict[str, Any], list[str]] | None:
     return None
 
 
-def _of_type(hint: Any, within: tuple[Any, ...] = ()) -> dict[str, Any]:
+def _of_type(hint: object, within: tuple[object, ...] = ()) -> dict[str, object]:
     """The schema of a type; `within` are the objects that it is a part of."""
     origin, type_args = typing.get_origin(hint) or hint, typing.get_args(hint)
     if origin in _SAYING:
@@ -195,14 +195,14 @@ def _of_type(hint: Any, within: tuple[Any, ...] = ()) -> dict[str, Any]:
     return {"type": _NAMES[hint]} if hint in _NAMES else {}
 
 
-def _values_of(name: Any, members: Iterable[Any]) -> list[Any]:
+def _values_of(name: object, members: Iterable[object]) -> list[object]:
     values = [member.value if isinstance(member, enum.Enum) else member for member in members]
     if not all(value is None or isinstance(value, (str, int, float)) for value in values):
         raise TypeError(f"{name} has members whose values JSON does not have: {values!r:.80}")
     return values
 
 
-def _fits(value: Any, hint: Any) -> bool:
+def _fits(value: object, hint: object) -> bool:
     from pipegen.answer.json_check import wrong_in_json
 
     return not wrong_in_json(value, _of_type(hint))
@@ -235,7 +235,7 @@ def _value(hint: Any, value: Any) -> Any:
     return value
 
 
-def methods_of(given: Any) -> list[Callable[..., Any]]:
+def methods_of(given: object) -> list[Callable[..., Any]]:
     """The tools that an object of the user's is: itself, where it is a list, else its public methods
     but `close`. They come in the order of their definition, those of its base classes first.
 
@@ -265,7 +265,7 @@ def methods_of(given: Any) -> list[Callable[..., Any]]:
     return [getattr(given, name) for name in dict.fromkeys(names)]
 
 
-def says(function: Any, name: str, *, default: bool) -> bool:
+def says(function: object, name: str, *, default: bool) -> bool:
     """What a tool says of itself, or the object whose method it is; else the default. A method of
     that name is a tool. Raises `TypeError` where that is neither True nor False.
     """

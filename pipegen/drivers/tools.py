@@ -149,7 +149,7 @@ def tools(
 
 
 def _by_name(
-    functions: Any,
+    functions: object,
 ) -> tuple[dict[str, Callable[..., Any]], tuple[Mapping[str, Any], ...]]:
     """Functions by their names, and their schemas. Raises `TypeError` for what is no tool."""
     if isinstance(functions, (str, bytes)) or not isinstance(functions, Iterable):
@@ -169,7 +169,7 @@ def _by_name(
     return by_name, freeze(schemas)
 
 
-def _schema(function: Any) -> dict[str, Any]:
+def _schema(function: object) -> dict[str, Any]:
     if not callable(function):
         raise TypeError(f"a tool is a function or can be called, not {function!r:.80}")
     parameters = _parameters_of(function)
@@ -185,7 +185,7 @@ def _schema(function: Any) -> dict[str, Any]:
     return {"name": name, "description": words or "", "parameters": schema}
 
 
-def _parameters_of(function: Any) -> Any:
+def _parameters_of(function: object) -> Any:
     """The schema that a tool has itself; None where its signature says it."""
     return getattr(function, "parameters", getattr(function, "inputSchema", None))
 
@@ -268,7 +268,7 @@ class Tools:
         )
 
     def contents(
-        self, calls: Sequence[Mapping[str, Any]], left: Callable[[], bool], awaited: PendingCalls
+        self, calls: Sequence[Mapping[str, object]], left: Callable[[], bool], awaited: PendingCalls
     ) -> list[Slot[Content]]:
         """What calls are answered, in order, up to the first that fails the row, until `left()`.
         Those run side by side that may, where they follow one another.
@@ -286,7 +286,7 @@ class Tools:
             )
         return slots
 
-    def _is_parallel(self, call: Mapping[str, Any]) -> bool:
+    def _is_parallel(self, call: Mapping[str, object]) -> bool:
         return says(self.functions.get(str(call.get("name"))), "parallel", default=self.parallel)
 
     def answer(self, name: Any, arguments: Any) -> Slot[Content]:
@@ -295,7 +295,7 @@ class Tools:
         """
         return self._content(name, arguments, PendingCalls(_own_loop(self)))
 
-    def _content(self, name: Any, arguments: Any, awaited: PendingCalls) -> Slot[Content]:
+    def _content(self, name: object, arguments: object, awaited: PendingCalls) -> Slot[Content]:
         if not isinstance(name, str) or name not in self.functions:
             names = ", ".join(map(repr, self.functions))
             return Success(self._cut(f"error: there is no tool {name!r:.80}; there are {names}"))
@@ -403,7 +403,7 @@ def _failure(content: Content) -> Slot[Content]:
     return Failure(StageFailed(text_of(content)))
 
 
-def _is_failure(given: Any) -> bool:
+def _is_failure(given: object) -> bool:
     """Whether code of the user's fails its row itself."""
     return isinstance(given, Failure) and isinstance(given.failure(), GenerationError)
 
@@ -449,7 +449,7 @@ class _CallsInFlight:
         self._ended: deque[RowDone] = deque()
         self._threads = 0
 
-    def add(self, inputs: Mapping[int, Any]) -> None:
+    def add(self, inputs: Mapping[int, object]) -> None:
         """Results; where tools are made for conversations, requests too, each with its scope."""
         self._waiting.extend(inputs.items())
         self._start()
@@ -471,7 +471,7 @@ class _CallsInFlight:
             self._threads += 1
             threading.Thread(target=self._run, args=self._waiting.popleft(), daemon=True).start()
 
-    def _run(self, number: int, asked: Any) -> None:
+    def _run(self, number: int, asked: object) -> None:
         slot = guard_result(
             lambda: self._answer(asked),
             lambda raised: InternalError(

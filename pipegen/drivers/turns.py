@@ -220,7 +220,7 @@ def _opening(tool_set: Tools | None, request: GenerationRequest) -> Slot[Generat
 def _making(tool_set: Tools) -> Pipe[Any, Any]:
     """The stage that has the tools of a conversation made, and gives its request with them."""
 
-    def ask(request: Any, answers: tuple[Slot[Any], ...]) -> EngineRequest | Slot[Any]:
+    def ask(request: object, answers: tuple[Slot[object], ...]) -> EngineRequest | Slot[Any]:
         return answers[0] if answers else EngineRequest(tool_set, request, False, scoped=True)
 
     return pipe_of(Call(name="make tools", backend=tool_set, ask=ask, keeps_text=True))

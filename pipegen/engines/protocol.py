@@ -101,12 +101,12 @@ def answers_depend_on(backend: Any) -> Mapping[str, Any]:
     compute the same. None is the value of what only a server could say, and has not.
     """
     if hasattr(backend, "depends_on"):
-        depends: Mapping[str, Any] = backend.depends_on
+        depends: Mapping[str, object] = backend.depends_on
         return depends
     return {"model": getattr(backend, "identity", backend.name)}
 
 
-def rewrites_of(engine: Any) -> tuple[str, ...]:
+def rewrites_of(engine: object) -> tuple[str, ...]:
     """What the engine's renderer changes in messages before the chat template reads them (see
     `pipegen.engines.tokenizer.Renderer`): its `rewrites`, else its renderer's.
     """
@@ -226,12 +226,12 @@ def takes_tokens(engine: Engine) -> TypeIs[TokenEngine]:
     return not is_text_engine(engine)
 
 
-def is_text_engine(backend: Any) -> bool:
+def is_text_engine(backend: object) -> bool:
     """Whether a backend does what a `TokenEngine` leaves to the stages."""
     return hasattr(backend, "resolve") and hasattr(backend, "result")
 
 
-def scores_tokens(engine: Any) -> bool:
+def scores_tokens(engine: object) -> bool:
     """Whether the engine gives the log probabilities of continuations."""
     return hasattr(engine, "longest_scored")
 

@@ -563,7 +563,7 @@ def settings_of(config: ModelLoadConfig) -> Any:
             f" {config.backend!r}{nearest(config.backend, BACKENDS)}"
         )
     kind, names = SETTINGS[config.backend], fields_of(config.backend)
-    values: dict[str, Any] = {"model": config.model}
+    values: dict[str, object] = {"model": config.model}
     if "engine_kwargs" in names:
         values["engine_kwargs"] = config.engine_kwargs
     else:
@@ -655,7 +655,7 @@ def that_change_answers(settings: object) -> dict[str, Any]:
     }
 
 
-def _without_secrets(value: object) -> Any:
+def _without_secrets(value: object) -> object:
     """The value as plain data in a fixed order, with a digest in the place of each secret."""
     if isinstance(value, Secret):
         from hashlib import blake2b  # importing pipegen loads no hashlib

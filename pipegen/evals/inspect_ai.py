@@ -304,7 +304,7 @@ def pipegen() -> type[PipegenAPI]:
 _IMAGES = pg.ImagePolicy(allow_http=True)
 
 
-def _message(message: Any) -> dict[str, Any]:
+def _message(message: Any) -> dict[str, object]:
     """One turn in the OpenAI form."""
     if message.role == "tool":
         failed = f"Error: {message.error.message}\n" if message.error is not None else ""
@@ -342,7 +342,7 @@ def _message(message: Any) -> dict[str, Any]:
     }
 
 
-def _part(part: Any) -> dict[str, Any]:
+def _part(part: Any) -> dict[str, object]:
     if isinstance(part, ContentText):
         return {"type": "text", "text": part.text}
     if isinstance(part, ContentImage):
@@ -352,7 +352,7 @@ def _part(part: Any) -> dict[str, Any]:
     )
 
 
-def _tool(tool: Any) -> dict[str, Any]:
+def _tool(tool: Any) -> dict[str, object]:
     parameters = tool.parameters.model_dump(exclude_none=True)
     return {
         "type": "function",
@@ -360,7 +360,7 @@ def _tool(tool: Any) -> dict[str, Any]:
     }
 
 
-def _forced(tools: Sequence[Any], tool_choice: Any) -> dict[str, Any] | None:
+def _forced(tools: Sequence[Any], tool_choice: Any) -> dict[str, object] | None:
     """The JSON Schema of an answer that is a call of the tool, or of any of them, where inspect
     asks for one.
     """

@@ -429,7 +429,7 @@ class PipegenLM(TemplateLM):  # type: ignore[misc]  # lm-eval has no types
         return map(make_disjoint_window, rolling)
 
 
-def _seeded(requests: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+def _seeded(requests: Sequence[dict[str, Any]]) -> list[dict[str, object]]:
     """The requests, each of those that are sampled with a seed: the same after the same `--seed`,
     and another for each of several equal requests.
     """
@@ -450,7 +450,7 @@ def _seeded(requests: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     return seeded
 
 
-def _digest(value: Any) -> int:
+def _digest(value: object) -> int:
     return int.from_bytes(hashlib.sha256(repr(value).encode()).digest()[:8], "big") >> 1
 
 

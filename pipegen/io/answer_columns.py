@@ -119,7 +119,7 @@ class Column(NamedTuple):
 
 
 @functools.cache
-def columns_of(kind: Any, *, brief: bool) -> list[Column]:
+def columns_of(kind: object, *, brief: bool) -> list[Column]:
     """The columns of a record's table, by its declaration."""
     import pyarrow as pa
 
@@ -156,12 +156,12 @@ def answer_columns(*, brief: bool) -> pa.Schema:
     return pa.schema([column[:2] for column in columns_of(GenerationResult, brief=brief)])
 
 
-def _type(hint: Any) -> pa.DataType:
+def _type(hint: object) -> pa.DataType:
     """The type of a column for a field of this type."""
     import pyarrow as pa
 
     text, (item, *_) = pa.string(), (*get_args(hint), None)
-    kinds: Mapping[Any, pa.DataType] = {
+    kinds: Mapping[object, pa.DataType] = {
         int: pa.int32(),
         bool: pa.bool_(),
         float: pa.float64(),
@@ -182,7 +182,7 @@ def value_of(field: Declared) -> Callable[[Any], Any]:
     return get if cell is None else lambda record: cell(get(record))
 
 
-def _json(value: Any) -> str | None:
+def _json(value: object) -> str | None:
     return strict_json.dump(strict_json.plain(value)) if value else None
 
 
@@ -202,7 +202,7 @@ _LIKELIEST: Sequence[tuple[str, Callable[[Any], Any]]] = (
 )
 
 
-def logprobs_in(line: Mapping[str, Any], place: str) -> list[dict[str, Any] | None]:
+def logprobs_in(line: Mapping[str, Any], place: str) -> list[dict[str, object] | None]:
     """The log probabilities of a row, as a line has them: those of `_LIKELIEST` in this place."""
     top = line.get(f"{place}top_logprobs") or {"token_ids": (), "logprobs": ()}
     return [
@@ -227,9 +227,9 @@ def logprobs_in(line: Mapping[str, Any], place: str) -> list[dict[str, Any] | No
 _SAMPLE = ("text", "finish", "completion_tokens")
 
 
-def _sample(slot: Slot[GenerationResult]) -> dict[str, Any]:
+def _sample(slot: Slot[GenerationResult]) -> dict[str, object]:
     if not is_ok(slot):
-        values: tuple[Any, ...] = (None, type(slot.failure()).__name__, 0)
+        values: tuple[object, ...] = (None, type(slot.failure()).__name__, 0)
     else:
         result = slot.unwrap()
         values = (result.text, result.finish.value, result.completion_tokens)
@@ -252,7 +252,7 @@ def error_cells(error: GenerationError) -> tuple[str, str, str]:
     return type(error).__name__, error.message, error.hint
 
 
-def flat_cells(slot: Slot[GenerationResult]) -> tuple[Any, ...]:
+def flat_cells(slot: Slot[GenerationResult]) -> tuple[object, ...]:
     if not is_ok(slot):
         return ("false", *(None for _ in _FLAT), *error_cells(slot.failure()))
     result = slot.unwrap()

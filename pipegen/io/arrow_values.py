@@ -41,7 +41,7 @@ Change = Callable[[Any], Any]
 
 def python_rows(
     batch: pa.RecordBatch, *, text: bool = False, asked: bool = False
-) -> list[dict[str, Any]]:
+) -> list[dict[str, object]]:
     """The rows of a batch. With `text`, times that Python has no type for are text. Rows that are
     `asked` have no nulls of a struct at all.
     """
@@ -53,7 +53,7 @@ def python_rows(
     return [dict(zip(names, values, strict=True)) for values in zip(*columns, strict=True)]
 
 
-def _changed(values: list[Any], change: Change | None) -> list[Any]:
+def _changed(values: list[object], change: Change | None) -> list[Any]:
     if change is None or (
         change is _whole  # which changes nothing; types are looked at much faster than values
         and all(issubclass(kind, (Integral, NoneType)) for kind in {*map(type, values)})
@@ -129,7 +129,7 @@ def _stored_as(field: pa.Field) -> str:
     return str(name)
 
 
-def _from_json(value: Any) -> Any:
+def _from_json(value: object) -> object:
     """The value of a JSON text; what is none stays text."""
     try:
         return strict_json.load(value) if isinstance(value, str) else value
@@ -155,7 +155,7 @@ def _periods(field: pa.Field) -> Callable[[Any], Any] | None:
     )
 
 
-def _struct(inner: dict[str, Change | None], dense: bool, value: Any) -> Any:
+def _struct(inner: dict[str, Change | None], dense: bool, value: object) -> object:
     if not isinstance(value, Mapping):
         return value
     return {
@@ -165,7 +165,7 @@ def _struct(inner: dict[str, Change | None], dense: bool, value: Any) -> Any:
     }
 
 
-def _mapping(key: Change | None, item: Change | None, value: Any) -> Any:
+def _mapping(key: Change | None, item: Change | None, value: Any) -> object:
     """A map as a dict; as pairs where its keys are no texts, or one occurs twice."""
     names, entries = _changed([name for name, _ in value], key), [entry for _, entry in value]
     entries = _changed(entries, item)
@@ -174,7 +174,7 @@ def _mapping(key: Change | None, item: Change | None, value: Any) -> Any:
     return [*zip(names, entries, strict=True)]
 
 
-def python_values(array: pa.Array, *, text: bool = False) -> list[Any]:
+def python_values(array: pa.Array, *, text: bool = False) -> list[object]:
     """The values of an array, as Arrow stores them."""
     import pyarrow as pa
 
@@ -183,19 +183,19 @@ def python_values(array: pa.Array, *, text: bool = False) -> list[Any]:
         if _is_time(kind) and _in_nanoseconds(kind):
             array = array.cast(_in_microseconds(kind))  # raises where that changes a value
         if not _in_nanoseconds(array.type):
-            values: list[Any] = array.to_pylist()
+            values: list[object] = array.to_pylist()
             return values
     except (pa.ArrowException, ValueError, OverflowError, KeyError):
         pass  # some value has no type in Python
     return [_value(scalar, text) for scalar in array]
 
 
-def row_values(values: list[Any], field: pa.Field) -> list[Any]:
+def row_values(values: list[object], field: pa.Field) -> list[object]:
     """The values that Arrow stores in such a field as rows have them."""
     return _changed(values, _change(field, False))
 
 
-def stored_values(values: list[Any], field: pa.Field) -> list[Any]:
+def stored_values(values: list[object], field: pa.Field) -> list[object]:
     """The values of rows as Arrow stores them in such a field: JSON as its text.
 
     Raises `ValueError` for a fraction where whole numbers are stored: Arrow would cut it off.
@@ -226,19 +226,19 @@ def _storing(field: pa.Field) -> Change | None:
     return _within(kind, _storing)
 
 
-def _whole(value: Any) -> Any:
+def _whole(value: object) -> Any:
     number = plain_number(value)
     if not isinstance(number, Number) or isinstance(number, Integral) or number % 1 == 0:  # type: ignore[operator]  # no number has it declared
         return value
     raise ValueError(f"{value!r:.80} is no whole number")
 
 
-def _in_map(sides: list[Change | None], value: Any) -> Any:
+def _in_map(sides: list[Change | None], value: Any) -> object:
     pairs = value.items() if isinstance(value, Mapping) else value
     return [*zip(*map(_changed, map(list, zip(*pairs, strict=True)), sides), strict=True)]
 
 
-def _in_list(entries: Change, value: Any) -> Any:
+def _in_list(entries: Change, value: object) -> object:
     if not isinstance(value, Collection) or isinstance(value, (str, bytes, Mapping)):
         return value
     inner = [*value]
@@ -343,7 +343,7 @@ def _value(scalar: pa.Scalar, text: bool) -> Any:
         return scalar.as_buffer().to_pybytes()
 
 
-def _time(count: int, kind: pa.DataType, text: bool) -> Any:
+def _time(count: int, kind: pa.DataType, text: bool) -> object:
     """A time that Arrow stores as this number."""
     import pyarrow as pa
 

@@ -188,7 +188,7 @@ class _UnpackedFile(io.RawIOBase):
     def readable(self) -> bool:
         return True
 
-    def readinto(self, buffer: Any) -> int:
+    def readinto(self, buffer: object) -> int:
         try:
             count: int = self._inner.readinto(buffer)
         except (EOFError, OSError, ValueError, zlib.error, lzma.LZMAError) as refusal:

@@ -60,8 +60,8 @@ def to_plain(
     id: LineId | None = None,
     *,
     brief: bool = False,
-    metadata: Mapping[str, Any] | None = None,
-) -> dict[str, Any]:
+    metadata: Mapping[str, object] | None = None,
+) -> dict[str, object]:
     """A slot as JSON data. `id` replaces the result's own id.
 
     `brief` keeps what people read: id, text, finish and error, and stop, reasoning, tool calls,
@@ -111,7 +111,7 @@ class Written(NamedTuple):
         return from_plain({**json.loads(b"{" + self.text), "id": self.id()})
 
     def line(
-        self, id: LineId, *, brief: bool = False, metadata: Mapping[str, Any] | None = None
+        self, id: LineId, *, brief: bool = False, metadata: Mapping[str, object] | None = None
     ) -> bytes:
         """The line that `strict_json.dump` makes of what `to_plain` gives, with a line end."""
         if brief:
@@ -181,7 +181,7 @@ _NESTED = 4
 """How deep lists and objects of a field may be, for a line that is not parsed."""
 
 
-def _holds_records(hint: Any) -> bool:
+def _holds_records(hint: object) -> bool:
     return dataclasses.is_dataclass(hint) or any(map(_holds_records, get_args(hint)))
 
 
@@ -192,11 +192,11 @@ def _are_current(options: bytes) -> bool:
     return dumped.value_or("").encode() == options
 
 
-def _carried(metadata: Mapping[str, Any] | None) -> dict[str, Any]:
+def _carried(metadata: Mapping[str, object] | None) -> dict[str, object]:
     return {"metadata": thaw(metadata, readable)} if metadata else {}
 
 
-def readable(value: Any) -> Any:
+def readable(value: object) -> object:
     """A value as JSON has it: one that it has no form for as text, bytes as base64.
 
     >>> readable(b"ab"), readable(1.5), readable(float("inf"))
@@ -208,10 +208,10 @@ def readable(value: Any) -> Any:
 
 
 @overload
-def from_plain(values: Mapping[str, Any]) -> Slot[GenerationResult]: ...
+def from_plain(values: Mapping[str, object]) -> Slot[GenerationResult]: ...
 @overload
-def from_plain(values: Mapping[str, Any], kind: type[T]) -> Slot[T]: ...
-def from_plain(values: Mapping[str, Any], kind: Any = GenerationResult) -> Slot[Any]:
+def from_plain(values: Mapping[str, object], kind: type[T]) -> Slot[T]: ...
+def from_plain(values: Mapping[str, object], kind: Any = GenerationResult) -> Slot[Any]:
     """The slot that `to_plain` was given, without metadata and with its id as text: of a result, or
     of the score or the rollout where `kind` is `Scored` or `Rollout`. Raises `InvalidField` for other data.
     """
@@ -264,7 +264,7 @@ def lines_of(stream: BinaryIO, limit: int = MAX_LINE_BYTES) -> Iterator[Line]:
 
 
 def request_from_row(
-    values: Mapping[str, Any], number: int, what: str = "row"
+    values: Mapping[str, object], number: int, what: str = "row"
 ) -> tuple[LineId, Slot[GenerationRequest]]:
     """The request of plain data, or `InvalidRequest`, with its id: its number where it has none.
 
@@ -290,7 +290,7 @@ _READ_AS_FLOATS = (
 )
 
 
-def values_of_line(line: Line) -> Slot[dict[str, Any]]:
+def values_of_line(line: Line) -> Slot[dict[str, object]]:
     """The JSON object of a line, or `InvalidRequest`, which names the line.
 
     >>> values_of_line(Line(3, b'{"prompt": "Hi"', 15))

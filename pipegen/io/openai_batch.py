@@ -85,12 +85,12 @@ _FORMS: Mapping[str, str] = {
 """The keys of vLLM's `structured_outputs`, and the options that they set."""
 
 
-def is_batch(values: Mapping[str, Any]) -> bool:
+def is_batch(values: Mapping[str, object]) -> bool:
     """Whether a line is a request of a batch file."""
     return "custom_id" in values and "body" in values
 
 
-def endpoint_of(values: Mapping[str, Any]) -> str | None:
+def endpoint_of(values: Mapping[str, object]) -> str | None:
     """The endpoint that a line is for, or None where its url is another. A line without a url, as
     Mistral and Fireworks take them, is one of a chat.
 
@@ -101,7 +101,7 @@ def endpoint_of(values: Mapping[str, Any]) -> str | None:
     return _ENDPOINTS.get(url) if isinstance(url, str) else None
 
 
-def request_from_batch(values: Mapping[str, Any], where: str) -> Slot[GenerationRequest]:
+def request_from_batch(values: Mapping[str, object], where: str) -> Slot[GenerationRequest]:
     """The request of a line of a batch file, or `InvalidRequest`, whose message begins with
     `where`.
 
@@ -139,7 +139,7 @@ def request_from_batch(values: Mapping[str, Any], where: str) -> Slot[Generation
     for field, neutral in _SETTLED.items():
         if field in fields and fields.pop(field) != neutral:
             return _refused(f"{where}: body.{field}={body[field]!r:.80} is not supported here")
-    request: dict[str, Any] = {"id": name}
+    request: dict[str, object] = {"id": name}
     for field in ("messages", "tools") if url == CHAT else ("prompt",):
         if field in fields:
             request[field] = fields.pop(field)
@@ -194,9 +194,11 @@ def _forced(choice: object, tools: object) -> object:
     return (named.get("name") if isinstance(named, Mapping) else None) or choice
 
 
-def _options(fields: Mapping[str, Any], where: str, *, chat: bool) -> tuple[dict[str, Any], str]:
+def _options(
+    fields: Mapping[str, object], where: str, *, chat: bool
+) -> tuple[dict[str, object], str]:
     """The options of a body, under pipegen's names, and why they are rejected, if they are."""
-    options: dict[str, Any] = {}
+    options: dict[str, object] = {}
     for field, value in fields.items():
         name = _RENAMED.get(field, field)
         if name not in option_names():
@@ -236,7 +238,7 @@ def batch_line(
     (400, 'PromptTooLong', 'PromptTooLong')
     """
     name = hashlib.sha256(custom_id.encode()).hexdigest()[:24]
-    line: dict[str, Any] = {"id": f"pipegen-{name}", "custom_id": custom_id}
+    line: dict[str, object] = {"id": f"pipegen-{name}", "custom_id": custom_id}
     response = {"status_code": 200, "request_id": f"pipegen-batch-{name}", "body": None}
     if not is_ok(slot):
         error, kind = slot.failure(), error_to_plain(slot.failure())["type"]
@@ -277,7 +279,7 @@ def batch_line(
     return {**line, "response": {**response, "body": body}, "error": None}
 
 
-def error_of_batch(values: Mapping[str, Any]) -> GenerationError | None:
+def error_of_batch(values: Mapping[str, object]) -> GenerationError | None:
     """The error of an output line, in the form of this library, of OpenAI or of `vllm run-batch`;
     None where it has an answer.
 
@@ -322,7 +324,7 @@ def _status(error: GenerationError) -> int:
     )
 
 
-def _choice(result: GenerationResult, index: int, url: str) -> dict[str, Any]:
+def _choice(result: GenerationResult, index: int, url: str) -> dict[str, object]:
     calls = [dict(call) for call in result.tool_calls]
     finish = "tool_calls" if calls else "length" if result.finish == Finish.LENGTH else "stop"
     ended = {
@@ -349,7 +351,7 @@ def _choice(result: GenerationResult, index: int, url: str) -> dict[str, Any]:
     return {"index": index, "message": message, "logprobs": _logprobs(result), **ended}
 
 
-def _logprobs(result: GenerationResult) -> dict[str, Any] | None:
+def _logprobs(result: GenerationResult) -> dict[str, object] | None:
     """Log probabilities, with the tokens' own texts and their bytes."""
     if result.logprobs is None:
         return None
@@ -367,7 +369,7 @@ def _logprobs(result: GenerationResult) -> dict[str, Any] | None:
     }
 
 
-def _token(text: str | None, token_id: int, logprob: float) -> dict[str, Any]:
+def _token(text: str | None, token_id: int, logprob: float) -> dict[str, object]:
     """A token; the bytes of a part of a character are not known."""
     return {
         "token": _name(text, token_id),
@@ -385,7 +387,7 @@ def _tops(logprob: TokenLogprob) -> Sequence[str | None]:
     return logprob.top_texts or (None,) * len(logprob.top)
 
 
-def _completion_logprobs(result: GenerationResult) -> dict[str, Any] | None:
+def _completion_logprobs(result: GenerationResult) -> dict[str, object] | None:
     """The same for a completion, with the offsets of the tokens. Likeliest tokens of one text are
     one entry, with the greater of their log probabilities.
     """

@@ -101,7 +101,7 @@ def _filled(values: Mapping[str, Any]) -> dict[str, Any]:
     return filled
 
 
-def _is_json(hint: Any) -> bool:
+def _is_json(hint: object) -> bool:
     return Mapping in (get_origin(hint), get_origin(item_of(hint)))
 
 
@@ -114,8 +114,8 @@ _JSON = ["options", "transcript", *(field.key for field in _COLUMNS if _is_json(
 """The columns that hold JSON."""
 
 
-def _from_row(names: Sequence[str], line: Mapping[str, Any]) -> dict[str, Any]:
-    line_fields: dict[str, Any] = {
+def _from_row(names: Sequence[str], line: Mapping[str, Any]) -> dict[str, object]:
+    line_fields: dict[str, object] = {
         "id": plain_id(line.get("id")),
         "ok": bool(line.get("ok")),
         "row": {name: value for name, value in line.items() if name not in names},
@@ -168,7 +168,7 @@ _FINISH_OF: Mapping[Meaning, str] = {"stop": "eos", "length": "length", "failed"
 """How an answer of the batch form ended; a stop string is no kind of its own there."""
 
 
-def _from_batch(values: Mapping[str, Any]) -> dict[str, Any]:
+def _from_batch(values: Mapping[str, Any]) -> dict[str, object]:
     """A line of the OpenAI batch form: of this library, of OpenAI, or of `vllm run-batch`."""
     error, answers = error_of_batch(values), list[dict[str, Any] | GenerationError]()
     body = values["response"]["body"] if error is None else {}

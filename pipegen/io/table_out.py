@@ -102,7 +102,7 @@ class TableOut:
             if (column := columns.column_of(field)) is not None and column in names
         }
 
-    def stored(self, value: Any) -> dict[str, Any] | None:
+    def stored(self, value: object) -> dict[str, Any] | None:
         """An image as data sets store it: `{"bytes", "path"}`; None where it is none."""
         try:
             source = ImageSource.of(value)
@@ -128,7 +128,7 @@ class TableOut:
                 return {"bytes": base64.b64decode(body), "path": None}
         return {"bytes": None, "path": source.url}
 
-    def all_stored(self, value: Any) -> list[Any] | None:
+    def all_stored(self, value: object) -> list[Any] | None:
         """A column's value, one image or several, as a list of stored ones."""
         if isinstance(value, str) and value.startswith("["):
             with contextlib.suppress(strict_json.NotStrict):
@@ -239,7 +239,7 @@ class AnswerTable(TableOut):
         self.model, self.numbered, self.form = model, numbered, form
         self.rows: list[TableRow] = []
         self.ids: list[LineId] = []
-        self.answers: list[tuple[Any, ...]] = []
+        self.answers: list[tuple[object, ...]] = []
         self.bytes = 0.0
         self.input = schema.remove_metadata()
         self._image = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
@@ -249,10 +249,10 @@ class AnswerTable(TableOut):
         self.schema = pa.schema([*fields, *answer])
         self.schema = self.schema.with_metadata(self._metadata(schema))
 
-    def _answer(self, slot: Slot[Any]) -> tuple[tuple[Any, ...], int]:
+    def _answer(self, slot: Slot[object]) -> tuple[tuple[Any, ...], int]:
         """The values of the answer's columns, and their bytes, about."""
         if not is_ok(slot):
-            failure: dict[str, Any] = {"ok": False, "model": self.model}
+            failure: dict[str, object] = {"ok": False, "model": self.model}
             failure["error"] = dict(zip(ERROR, error_cells(slot.failure()), strict=True))
             return tuple([failure.get(column.name) for column in self.answer_columns]), 0
         record = slot.unwrap()
@@ -308,7 +308,7 @@ class AnswerTable(TableOut):
             return None
         return {b"huggingface": json.dumps({"info": {"features": features}}).encode()}
 
-    def add(self, table_row: TableRow, name: LineId, slot: Slot[Any]) -> bool:
+    def add(self, table_row: TableRow, name: LineId, slot: Slot[object]) -> bool:
         """Keep a row; whether there are enough to be written."""
         values, size = self._answer(slot)
         if self.columns.drops_answer:
@@ -440,7 +440,7 @@ def _pieces(column: pa.Array, indexes: Sequence[int]) -> list[pa.Array]:
     return [column.slice(run[0], len(run)) for run in slices]
 
 
-def _only(column: str, images: list[Any] | None) -> Any:
+def _only(column: str, images: list[object] | None) -> Any:
     """The image of a row; None where it has none."""
     if images and len(images) > 1:
         raise TableError(
@@ -459,7 +459,7 @@ def _by_path(images: Any) -> bool:
     )
 
 
-def _stored(values: list[Any], field: pa.Field) -> list[Any]:
+def _stored(values: list[Any], field: pa.Field) -> list[object]:
     try:
         return stored_values(values, field)
     except (ArithmeticError, TypeError, ValueError) as refusal:  # of what is no number or no list
@@ -469,7 +469,7 @@ def _stored(values: list[Any], field: pa.Field) -> list[Any]:
         ) from None
 
 
-def array_of(name: str, values: Sequence[Any], kind: pa.DataType) -> pa.Array:
+def array_of(name: str, values: Sequence[object], kind: pa.DataType) -> pa.Array:
     """Python's values as a column of this type. Raises `TableError`, which names the column, where
     one does not fit, or the type takes none.
     """
@@ -495,7 +495,7 @@ def array_of(name: str, values: Sequence[Any], kind: pa.DataType) -> pa.Array:
         ) from None
 
 
-def _whole(value: Any) -> Any:
+def _whole(value: object) -> Any:
     """The value with ? for each half of a character."""
     if isinstance(value, str):
         return value.encode(errors="replace").decode()
@@ -507,7 +507,7 @@ def _whole(value: Any) -> Any:
     return value
 
 
-def _cast(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
+def _cast(values: Sequence[object], kind: pa.DataType) -> pa.Array:
     """Values in a type that is made of another one. Raises as Arrow does."""
     import pyarrow as pa
 
@@ -520,7 +520,7 @@ def _cast(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
     raise TypeError(f"{kind} is made of no other type")
 
 
-def _as_text(value: Any) -> str:
+def _as_text(value: object) -> str:
     """A value as CSV has it: text as it is, and anything else as JSON."""
     plain = thaw(value, readable)
     return plain if isinstance(plain, str) else strict_json.dump(plain)
@@ -561,7 +561,7 @@ def csv_out(
     lines = csv.writer(_Lines(text), delimiter=delimiter, lineterminator=_Lines.end)
     lines.writerow([*(() if table.own_id else ("id",)), *table.names.values(), *answer])
 
-    def cell(column: str, value: Any) -> Any:
+    def cell(column: str, value: object) -> object:
         if column in table.images:
             paths = [image and image["path"] for image in table.all_stored(value) or ()]
             value = paths if len(paths) > 1 else paths[0] if paths else None

@@ -67,7 +67,7 @@ class Columns(NamedTuple):
     drops_answer: bool = False
     """Whether the answers that end a conversation are left out: see `without_final_answer`."""
 
-    def request(self, values: Mapping[str, Any]) -> Mapping[str, Any]:
+    def request(self, values: Mapping[str, object]) -> Mapping[str, Any]:
         """The row as the plain data of a request."""
         if self.drops_answer:
             return without_final_answer(self._replace(drops_answer=False).request(values))
@@ -89,7 +89,7 @@ class Columns(NamedTuple):
             request_fields["messages"] = [{"role": "user", "content": text}]
         return {**request_fields, **({"metadata": metadata} if metadata else {})}
 
-    def references(self, values: Mapping[str, Any]) -> list[str] | None:
+    def references(self, values: Mapping[str, object]) -> list[str] | None:
         """The answers that were left out of a row; None where none was."""
         metadata = self.request(values).get("metadata") if self.drops_answer else None
         return metadata.get("references") if isinstance(metadata, Mapping) else None
@@ -152,7 +152,7 @@ class Columns(NamedTuple):
             )
         ]
 
-    def _aside(self, values: Mapping[str, Any]) -> list[str]:
+    def _aside(self, values: Mapping[str, object]) -> list[str]:
         """Columns that would be fields, and are carried along: another column is the field, or they
         are wanted so.
         """

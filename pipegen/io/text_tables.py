@@ -146,7 +146,7 @@ _EXACT = 2**53
 """The largest whole number up to which a double holds all."""
 
 
-def csv_values(header: Sequence[str], cells: list[str]) -> dict[str, Any] | str:
+def csv_values(header: Sequence[str], cells: list[str]) -> dict[str, object] | str:
     """The values of a row by its cells; what is wrong where there are too many.
 
     >>> csv_values(["id", "prompt"], ["7"]), csv_values(["id"], ["7", "Hi"])
@@ -208,7 +208,7 @@ def _told(reader: Any, path: str | os.PathLike[str]) -> Iterator[list[str]]:
         raise TableError(f"{path}, up to line {reader.line_num}: {refusal}; {advice}") from None
 
 
-def line_values(path: str | os.PathLike[str]) -> Iterator[dict[str, Any]]:
+def line_values(path: str | os.PathLike[str]) -> Iterator[dict[str, object]]:
     """The objects of a file of JSON Lines, or of a JSON array; none for a line that holds another
     thing.
     """
@@ -217,7 +217,7 @@ def line_values(path: str | os.PathLike[str]) -> Iterator[dict[str, Any]]:
             yield values_of_line(line).value_or({})
 
 
-def column_kinds(rows: Iterable[Mapping[str, Any]]) -> dict[str, str]:
+def column_kinds(rows: Iterable[Mapping[str, object]]) -> dict[str, str]:
     """What the columns of rows hold that say no types: bool, int64, double, string or lists. What
     is nested, mixed or too large is JSON text, a string too; so are lists, among other values too.
 
@@ -236,7 +236,7 @@ def column_kinds(rows: Iterable[Mapping[str, Any]]) -> dict[str, str]:
     }
 
 
-def _kind_of(value: Any) -> type | str:
+def _kind_of(value: object) -> type | str:
     """The type of a value; of a whole number also whether a double holds it."""
     if type(value) is not int or -_EXACT <= value <= _EXACT:
         return type(value)

@@ -26,7 +26,7 @@ _PLAIN = (str, bytes, int, float, complex, bool, type(None), type(Ellipsis))
 _HOOKS = ("start", "feed", "trim", "logits_processor", "stopping_criteria", "refuses")
 
 
-def codes_of(route: Pipe[Any, Any], engines: Iterable[Any]) -> dict[str, str]:
+def codes_of(route: Pipe[Any, Any], engines: Iterable[object]) -> dict[str, str]:
     """The digest of each function of a user's own in a pipe, by where it is. `python` tells for
     which Python they are. Others make other bytecode.
 
@@ -45,14 +45,14 @@ def codes_of(route: Pipe[Any, Any], engines: Iterable[Any]) -> dict[str, str]:
     return codes and {**codes, "python": sys.implementation.cache_tag or ""}
 
 
-def changed_code(before: Any, now: Mapping[str, str]) -> list[str]:
+def changed_code(before: object, now: Mapping[str, str]) -> list[str]:
     """Where the code is another than it was; nowhere where it cannot be compared."""
     if not isinstance(before, Mapping) or before.get("python") != now.get("python"):
         return []
     return [name for name in now if before.get(name, now[name]) != now[name]]
 
 
-def _of_pipe(route: Pipe[Any, Any]) -> Iterator[tuple[str, list[Any]]]:
+def _of_pipe(route: Pipe[Any, Any]) -> Iterator[tuple[str, list[object]]]:
     """The functions of each step, and of the pipes within it."""
     for step in route.steps:
         functions, tools = _functions(step), _tools(step)
@@ -65,7 +65,7 @@ def _of_pipe(route: Pipe[Any, Any]) -> Iterator[tuple[str, list[Any]]]:
                 yield from _of_pipe(way)
 
 
-def _functions(step: Step) -> list[Any]:
+def _functions(step: Step) -> list[object]:
     if isinstance(step, Stage):
         return [] if step.internal else [step.row, step.prepare]
     return [getattr(step, name) for name in ("ask", "leave") if hasattr(step, name)]
@@ -75,7 +75,7 @@ def _tools(step: Step) -> Tools | None:
     return step.backend if isinstance(step, Call) and isinstance(step.backend, Tools) else None
 
 
-def _of_plugins(engines: Iterable[Any]) -> Iterator[tuple[str, list[Any]]]:
+def _of_plugins(engines: Iterable[object]) -> Iterator[tuple[str, list[object]]]:
     for engine in engines:
         for plugin in getattr(engine, "plugins", ()):
             yield f"plugin {plugin.name!r}", [getattr(plugin, hook, None) for hook in _HOOKS]
@@ -87,7 +87,7 @@ def _digest(parts: Sequence[str]) -> str:
     return blake2b("\0".join(parts).encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
 
 
-def _parts(value: Any, visited: set[int]) -> Iterator[str]:
+def _parts(value: object, visited: set[int]) -> Iterator[str]:
     """What is compared of a function, and of what it closes over. Pipegen's own code is left out."""
     if id(value) in visited:
         return
@@ -119,11 +119,11 @@ def _parts(value: Any, visited: set[int]) -> Iterator[str]:
             yield from _attributes(value)
 
 
-def _is_own(value: Any) -> bool:
+def _is_own(value: object) -> bool:
     return str(getattr(value, "__module__", "")).startswith(_OWN)
 
 
-def _of_object(value: Any, visited: set[int]) -> Iterator[str]:
+def _of_object(value: object, visited: set[int]) -> Iterator[str]:
     """The plain attributes of an object whose method is a stage, and its other methods."""
     if _is_own(type(value)) or isinstance(value, type):
         return
@@ -135,7 +135,7 @@ def _of_object(value: Any, visited: set[int]) -> Iterator[str]:
             yield from _parts(inner, visited)
 
 
-def _attributes(value: Any) -> Iterator[str]:
+def _attributes(value: object) -> Iterator[str]:
     for name, inner in sorted(getattr(value, "__dict__", {}).items()):
         if isinstance(inner, _PLAIN):
             yield f"{name}={inner!r}"
@@ -162,7 +162,7 @@ def _of_function(function: FunctionType, visited: set[int]) -> Iterator[str]:
             yield from _parts(inner, visited)
 
 
-def _may_be_theirs(value: Any) -> bool:
+def _may_be_theirs(value: object) -> bool:
     """Whether what pipegen holds may be a function of the user's."""
     return callable(value) and not isinstance(value, type)
 
@@ -190,7 +190,7 @@ def _names(code: CodeType) -> list[str]:
     return sorted({*code.co_names, *(name for one in inner for name in _names(one))})
 
 
-def _plain(value: Any, visited: set[int]) -> Iterator[str]:
+def _plain(value: object, visited: set[int]) -> Iterator[str]:
     """A plain value or a collection. Functions in it count by their code."""
     if isinstance(value, (set, frozenset, list, tuple, dict)):
         yield f"{type(value).__name__} {len(value)}"

@@ -39,8 +39,8 @@ ReadRequest: TypeAlias = Callable[[], Slot[GenerationRequest]]
 
 
 def keep_row(
-    journal: Journal, key: str, slot: Slot[Any], request: Slot[GenerationRequest]
-) -> Slot[Any]:
+    journal: Journal, key: str, slot: Slot[object], request: Slot[GenerationRequest]
+) -> Slot[object]:
     """Write a row that has ended, and give its slot. The row fails where a stage has put into its
     result what JSON has no form for. Raises `JournalError` as the journal does.
     """
@@ -61,7 +61,7 @@ def _unwritable(raised: Raised) -> StageFailed:
     )
 
 
-def row_to_plain(slot: Slot[Any], request: Slot[GenerationRequest]) -> dict[str, Any]:
+def row_to_plain(slot: Slot[Any], request: Slot[GenerationRequest]) -> dict[str, object]:
     """A row that has ended, as its line holds it."""
     values = to_plain(slot)
     result = slot.value_or(None)
@@ -72,7 +72,7 @@ def row_to_plain(slot: Slot[Any], request: Slot[GenerationRequest]) -> dict[str,
     return values
 
 
-def _turn_to_plain(result: GenerationResult, request: GenerationRequest) -> dict[str, Any]:
+def _turn_to_plain(result: GenerationResult, request: GenerationRequest) -> dict[str, object]:
     turns = [
         round_result.turn
         for round_result in result.rounds or (result,)
@@ -175,7 +175,7 @@ def _asked(request: ReadRequest) -> GenerationRequest:
     return slot.unwrap()
 
 
-def _first(request: ReadRequest, turn_values: Mapping[str, Any]) -> GenerationRequest:
+def _first(request: ReadRequest, turn_values: Mapping[str, object]) -> GenerationRequest:
     """The request of the first turn."""
     changes: dict[str, Any] = {"turns": ()}
     if "messages" in turn_values:

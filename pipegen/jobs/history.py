@@ -100,7 +100,7 @@ def _engines_of(route: Pipe[Any, Any]) -> list[Any]:
     """The engines that a pipe owns, and those that only a stage of it is bound to, such as a
     `pg.call` in the place of the route's own.
     """
-    engines: dict[int, Any] = {id(engine): engine for engine in route.owns}
+    engines: dict[int, object] = {id(engine): engine for engine in route.owns}
     route.rebound(EngineMap(engine=lambda engine: engines.setdefault(id(engine), engine)))
     return [*engines.values()]
 
@@ -110,7 +110,7 @@ def note_run(
     settings: dict[str, Any],
     *,
     rows: int = 0,
-) -> tuple[dict[str, Any], Settings | None]:
+) -> tuple[dict[str, object], Settings | None]:
     """Write the settings of a run to `job.json`, beside those of the runs before; give them, and
     what `job.json` held, None where there was none.
 
@@ -188,7 +188,7 @@ def _settled(
         {name for name, value in engine.items() if value is None} for engine in current_engines
     ]
 
-    def without_unknown(engines: Sequence[Settings]) -> list[dict[str, Any]]:
+    def without_unknown(engines: Sequence[Settings]) -> list[dict[str, object]]:
         return [
             {name: value for name, value in engine.items() if name not in names}
             for engine, names in zip(engines, unknown, strict=True)
@@ -275,11 +275,11 @@ def _unlike(words: str, before: Settings, after: Settings) -> Iterator[tuple[str
             yield words + (_MODEL if name == "model" else name), _shown(was), _shown(new)
 
 
-def _shown(value: Any) -> str:
+def _shown(value: object) -> str:
     return _UNSET if value is _UNSET else f"{value!r:.60}"
 
 
-def _resolved(values: Settings) -> dict[str, Any]:
+def _resolved(values: Settings) -> dict[str, object]:
     """Every option with the value that it has where a request says nothing."""
     parsed = attempt(lambda: options_from(values))
     options = parsed.value_or(GenerationOptions())

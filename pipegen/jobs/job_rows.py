@@ -328,7 +328,7 @@ def _in_part(
     ]
 
 
-def _read(request: Any) -> Any:
+def _read(request: object) -> Any:
     return request.request() if isinstance(request, UnreadRequest) else request
 
 
@@ -385,7 +385,7 @@ def _finished(
     return parsed.unwrap()
 
 
-def _given(slot: Slot[Any]) -> Slot[Any]:
+def _given(slot: Slot[object]) -> Slot[object]:
     return slot
 
 

@@ -293,7 +293,7 @@ class Journal(Finished):
         )
         self._syncing.start()
 
-    def append(self, key: str, values: Mapping[str, Any] | str) -> None:
+    def append(self, key: str, values: Mapping[str, object] | str) -> None:
         """Write a finished row, or its line of JSON. It is kept when this returns. Raises
         `JournalError` where it could not be written; nothing of it stays then.
         """
@@ -560,7 +560,7 @@ def _are_settings(values: Any) -> bool:
     )
 
 
-def write_settings(folder: Path, values: Mapping[str, Any]) -> None:
+def write_settings(folder: Path, values: Mapping[str, object]) -> None:
     """Write `job.json`, whole or not at all. Raises `JournalError`."""
     with new_file(folder / SETTINGS) as stream:
         stream.write(strict_json.dump({"form": FORM, **values}).encode() + b"\n")

@@ -45,7 +45,7 @@ class TakenRow(Generic[K]):
 
     def __init__(self, job_row: JobRow[K]) -> None:
         self.row = job_row
-        self.slot: Slot[Any] | None = None
+        self.slot: Slot[object] | None = None
         """Set once the row has ended in this run."""
 
 
@@ -54,7 +54,7 @@ class Steps:
 
     def __init__(self, folder: Path, settings: Settings = _NONE) -> None:
         self._folder, self._settings = folder, settings
-        self._engines: dict[int, tuple[Any, str]] = {}
+        self._engines: dict[int, tuple[object, str]] = {}
         """By the id of a call's backend: it, and what its answers depend on, as that was at its
         first call.
         """
@@ -71,7 +71,9 @@ class Steps:
             return None
         return self._kept(self._journal, key, wanted.input)
 
-    def keep(self, turn: TakenRow[Any], row: Row, wanted: EngineRequest, slot: Slot[Any]) -> None:
+    def keep(
+        self, turn: TakenRow[Any], row: Row, wanted: EngineRequest, slot: Slot[object]
+    ) -> None:
         """Write an answer, where it and what asks for it can be written."""
         key = self._key(turn, row, wanted)
         text = attempt(lambda: _line_of(slot)).value_or("")
@@ -88,7 +90,7 @@ class Steps:
             self._journal.close()
 
     @staticmethod
-    def _kept(journal: Journal, key: str, call_input: Any) -> Slot[Any] | None:
+    def _kept(journal: Journal, key: str, call_input: object) -> Slot[Any] | None:
         values = journal.get(key)
         if values is None:
             return None
@@ -114,7 +116,7 @@ class Steps:
         return key.value_or(None)
 
 
-def _line_of(slot: Slot[Any]) -> str:
+def _line_of(slot: Slot[object]) -> str:
     """The answer as a line of JSON; empty for one that failed, or whose form is not known."""
     values = slot.map(answer_to_plain).value_or(None)
     return "" if values is None else strict_json.dump(values)
@@ -128,7 +130,7 @@ _KINDS: Mapping[str, tuple[type[Any], str]] = {
 """The answers that have a plain form, each with its field for what was asked."""
 
 
-def answer_to_plain(answer: Any) -> dict[str, Any] | None:
+def answer_to_plain(answer: Any) -> dict[str, object] | None:
     """The answer as JSON data; None where it is of an engine of one's own that answers in another
     form.
     """
@@ -144,7 +146,7 @@ def answer_to_plain(answer: Any) -> dict[str, Any] | None:
     return None
 
 
-def answer_from(values: Mapping[str, Any], engine_input: Any) -> Any:
+def answer_from(values: Mapping[str, Any], engine_input: Any) -> object:
     """The answer that `answer_to_plain` was given, to this row. Raises `KeyError`, `TypeError` or
     `ValueError` for other data.
 

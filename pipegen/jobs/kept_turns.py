@@ -114,7 +114,7 @@ class Turns(Generic[K]):
             raise self._raised
         return NoRequest.MORE
 
-    def keep(self, turn: TakenRow[K], slot: Slot[Any]) -> Slot[Any]:
+    def keep(self, turn: TakenRow[K], slot: Slot[object]) -> Slot[Any]:
         """Write a row that has ended to the journal at once, though rows before it may still
         run. Gives its slot as it is kept.
         """

@@ -104,7 +104,9 @@ class KeyMap:
     (b'key of 16 bytes!', None)
     """
 
-    def __init__(self, folder: Path, context: Any, *, stamp: str = "", writes: bool = True) -> None:
+    def __init__(
+        self, folder: Path, context: object, *, stamp: str = "", writes: bool = True
+    ) -> None:
         from hashlib import blake2b  # importing pipegen loads no hashlib
 
         from pipegen import __version__

@@ -229,7 +229,7 @@ class Replica:
             self._noted.begin(key)
         return row, row.row.request
 
-    def _finished(self, handed_row: _HandedRow, slot: Slot[Any]) -> None:
+    def _finished(self, handed_row: _HandedRow, slot: Slot[object]) -> None:
         """Keep the slot of a row that has ended, and hand it to who waits. Raises `CallFailed`
         where the engine has died.
         """

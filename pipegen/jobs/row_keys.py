@@ -65,7 +65,7 @@ def mark_of(settings: Settings) -> str:
     return _mark(_shared(settings), SHARED_MARK) + mark
 
 
-def in_keys(engine: Settings) -> dict[str, Any]:
+def in_keys(engine: Settings) -> dict[str, object]:
     """What an engine's answers depend on, as the keys of a run have it.
 
     >>> engine = {"base_url": "http://localhost:8000", "extra_body": {"top_a": 1.0}}
@@ -83,7 +83,7 @@ def in_keys(engine: Settings) -> dict[str, Any]:
 _LOCALHOST = re.compile(r"(?<=://)localhost(?=[:/]|$)", re.IGNORECASE)
 
 
-def _shortest(value: Any) -> Any:
+def _shortest(value: object) -> object:
     """The value, with whole numbers as integers wherever they are in it."""
     if isinstance(value, float) and value.is_integer():
         return int(value)
@@ -213,7 +213,11 @@ def _contents(request: GenerationRequest) -> Iterator[bytes]:
 
 
 def call_key(
-    row_key: str, number: Any, engine: str, engine_input: Any, settings: Settings = immutabledict()
+    row_key: str,
+    number: object,
+    engine: str,
+    engine_input: object,
+    settings: Settings = immutabledict(),
 ) -> str:
     """The key of one input of a row's call: the row's key, the number of the call, what the
     engine's answers depend on, and what is asked of it in a run of these settings.
@@ -243,7 +247,7 @@ def call_key(
 def content_of(request: GenerationRequest) -> bytes:
     """What the request says, without its id and options, and without what its images show."""
     messages = None if request.messages is None else plain_messages(request.messages)
-    content: list[Any] = [messages, request.prompt, request.prompt_token_ids, request.tools]
+    content: list[object] = [messages, request.prompt, request.prompt_token_ids, request.tools]
     if isinstance(request, ScoringRequest):
         content.append({"continuation": request.continuation})
     if request.continues is not None:
@@ -296,7 +300,7 @@ _DATA = frozenset({"const", "enum", "default", "required", "type", "dependentReq
 """Keywords whose values are data."""
 
 
-def _schema(schema: Any, reading: Reading) -> Any:
+def _schema(schema: object, reading: Reading) -> Any:
     """A schema as it counts. Words do not, where the grammar alone reads it.
 
     >>> _schema({"title": "A", "properties": {"title": {"description": "?"}}}, "bare")
@@ -308,7 +312,7 @@ def _schema(schema: Any, reading: Reading) -> Any:
         return [_schema(inner, reading) for inner in schema]
     if not isinstance(schema, dict):
         return schema
-    values: dict[str, Any] = {}
+    values: dict[str, object] = {}
     for name, value in schema.items():
         if name in _WORDS and reading == "bare":
             continue

@@ -285,7 +285,7 @@ def job_keyed(
     )
 
 
-def _is_sequence(requests: Any) -> bool:
+def _is_sequence(requests: object) -> bool:
     """Whether requests may be walked twice: an iterator, or what draws from one, may not."""
     return hasattr(requests, "__len__") and hasattr(requests, "__getitem__")
 
@@ -362,7 +362,7 @@ def start_job(
     turns = Turns(rows, journal, running._noted, ahead=ahead, refuse=refuse, backend=route.name)
     last = route.parts[-1].name if route.parts else route.name
 
-    def keep(turn: TakenRow[K], slot: Slot[Any]) -> None:
+    def keep(turn: TakenRow[K], slot: Slot[object]) -> None:
         kept = turns.keep(turn, slot.bind(partial(_result, last)))
         running.answered += turn.row.key is not None and is_ok(kept)
 
@@ -430,7 +430,7 @@ def _result(stage: str, value: object) -> Slot[GenerationResult | Scored]:
 
 
 def _without_names(
-    pairs_of_job: Generator[tuple[Any, Slot[Answer]], None, None],
+    pairs_of_job: Generator[tuple[object, Slot[Answer]], None, None],
 ) -> Generator[Slot[Answer], None, None]:
     with contextlib.closing(pairs_of_job):
         for _, slot in pairs_of_job:

@@ -32,7 +32,7 @@ class _RolloutTable(AnswerTable):
 
     kind = Rollout
 
-    def _answer(self, slot: Slot[Any]) -> tuple[tuple[Any, ...], int]:
+    def _answer(self, slot: Slot[object]) -> tuple[tuple[Any, ...], int]:
         values, size = super()._answer(slot)
         place = [column.name for column in self.answer_columns].index("images")
         images = values[place]
@@ -52,7 +52,7 @@ _LOOKED_AT = 1000
 
 def write_table(
     path: str | os.PathLike[str],
-    pairs: Iterable[tuple[Mapping[str, Any], Slot[Any]]],
+    pairs: Iterable[tuple[Mapping[str, object], Slot[object]]],
     *,
     kind: type[GenerationResult | Rollout] = GenerationResult,
     schema: pa.Schema | None = None,
@@ -124,7 +124,7 @@ def write_table(
     return count
 
 
-def _checked(number: int, entry: Any) -> tuple[Mapping[str, Any], Slot[Any]]:
+def _checked(number: int, entry: object) -> tuple[Mapping[str, Any], Slot[Any]]:
     """An entry of the pairs. Raises `TypeError` where it is none."""
     words = "it is"
     if isinstance(entry, (tuple, list)) and len(entry) == 2:

@@ -215,7 +215,7 @@ def _joined(
     )
 
 
-def _decoded(source: VideoSource, choose: Any) -> list[_Frame]:
+def _decoded(source: VideoSource, choose: object) -> list[_Frame]:
     """The chosen frames of a file. Raises `SourceRejected`, and what `_KNOWN` lists."""
     data = source.data or b""
     if not data:

@@ -382,7 +382,7 @@ def options_to_plain(options: GenerationOptions) -> dict[str, Any]:
 
 
 @functools.lru_cache(maxsize=1024)  # the rows of a job have few distinct options
-def _set_options(options: GenerationOptions) -> dict[str, Any]:
+def _set_options(options: GenerationOptions) -> dict[str, object]:
     return without_none(flat_values(options))
 
 

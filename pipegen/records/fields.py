@@ -399,7 +399,7 @@ def unchecked_replace(original: C, **values: object) -> C:
     >>> unchecked_replace(Room(), seats=7)
     Room(seats=7)
     """
-    kind: Any = type(original)
+    kind: object = type(original)
     result: C = _copy_of(kind)(original, **values)
     return result
 
@@ -435,5 +435,5 @@ def names_of(record: object) -> tuple[str, ...]:
     >>> names_of(Room())
     ('seats',)
     """
-    kind: Any = type(record)
+    kind: object = type(record)
     return _names(kind)

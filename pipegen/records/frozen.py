@@ -39,7 +39,7 @@ class FrozenMapping(immutabledict[str, Any]):
 
     if TYPE_CHECKING:  # immutabledict names its own class
 
-        def __new__(cls, *args: Any, **kwargs: Any) -> Self: ...
+        def __new__(cls, *args: object, **kwargs: object) -> Self: ...
 
     def __eq__(self, other: object) -> bool:
         if self is other:
@@ -177,7 +177,7 @@ def plain_list(value: object) -> Any:
     return entries() if callable(entries) else value
 
 
-def _frozen(value: object, depth: int, seen: Iterator[int]) -> Any:
+def _frozen(value: object, depth: int, seen: Iterator[int]) -> object:
     if type(value) in _SURE:
         return value
     if isinstance(value, (str, bytes, int, float)):
@@ -229,7 +229,7 @@ class _Printer(reprlib.Repr):
     def repr_instance(self, x: object, level: int) -> str:
         return _shown_by(repr, x)
 
-    def repr_dict(self, x: Mapping[Any, Any], level: int) -> str:
+    def repr_dict(self, x: Mapping[object, object], level: int) -> str:
         if not x or level <= 0:
             return "{...}" if x else "{}"
         pairs = [

@@ -541,7 +541,7 @@ def _content_from(role: str, content: object, where: str) -> Any:
     )
 
 
-def _refuse_misspelt(message: Mapping[Any, Any], where: str) -> None:
+def _refuse_misspelt(message: Mapping[object, object], where: str) -> None:
     """Refuse a message whose content has nearly that name. Its words would be lost."""
     texts = [str(key) for key, entry in message.items() if isinstance(entry, (str, list, tuple))]
     near = nearest("content", [key for key in texts if key not in ("role", "name", "content")], 0.7)

@@ -136,7 +136,7 @@ def next_turn(
     return kind(**fields)
 
 
-def transcript_of(result: GenerationResult) -> list[dict[str, Any]]:
+def transcript_of(result: GenerationResult) -> list[dict[str, object]]:
     """The conversation as plain messages; see `GenerationResult.transcript`."""
     if result.turn is None:
         if result.written_transcript:
@@ -156,7 +156,7 @@ def transcript_of(result: GenerationResult) -> list[dict[str, Any]]:
     return [_with_sources(message) for message in conversation]
 
 
-def _with_sources(message: Message) -> dict[str, Any]:
+def _with_sources(message: Message) -> dict[str, object]:
     """A message as plain data, with the paths and URLs of its images."""
     plain = plain_messages([message])[0]
     for part, written in zip(message.content or (), plain["content"] or (), strict=False):

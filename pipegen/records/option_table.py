@@ -156,7 +156,7 @@ def wire_fields(options: GenerationOptions, wire: Wire, engine: str = "") -> dic
     }
 
 
-def _json_form(value: object) -> Any:
+def _json_form(value: object) -> object:
     """The value as JSON has it; no list or object is sent that is empty."""
     if isinstance(value, Mapping):
         return {str(key): entry for key, entry in value.items()} or None

@@ -228,7 +228,7 @@ def unset(options: GenerationOptions) -> str:
     return next(name for path in _always_set() if values[name := path.rpartition(".")[2]] is None)
 
 
-def in_our_words(name: str, value: object) -> Any:
+def in_our_words(name: str, value: object) -> object:
     """The option's value for what a server's field says: -1 means all to the engines' `top_k`, and
     0 does here.
     """

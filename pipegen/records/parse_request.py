@@ -356,18 +356,18 @@ def _dense(value: object) -> object:
     return tuple(map(_dense, value)) if isinstance(value, tuple) else value
 
 
-def _mapping(value: object) -> Mapping[str, Any]:
+def _mapping(value: object) -> Mapping[str, object]:
     return value if isinstance(value, Mapping) else {}
 
 
-def _of_message(message: Any, properties: Mapping[Any, Mapping[str, object]]) -> Any:
+def _of_message(message: Any, properties: Mapping[Any, Mapping[str, object]]) -> object:
     calls = _mapping(message).get("tool_calls")
     if not isinstance(calls, (list, tuple)):
         return message
     return {**message, "tool_calls": [_of_call(call, properties) for call in calls]}
 
 
-def _of_call(call: Any, properties: Mapping[Any, Mapping[str, object]]) -> Any:
+def _of_call(call: Any, properties: Mapping[object, Mapping[str, object]]) -> object:
     function = _mapping(call).get("function")
     arguments = _mapping(_mapping(function).get("arguments"))
     known = properties.get(_mapping(function).get("name"))

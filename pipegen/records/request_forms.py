@@ -231,7 +231,7 @@ def _holds(value: object) -> bool:
     return value is not None and not empty
 
 
-def as_messages(fields: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
+def as_messages(fields: Mapping[str, object], values: Mapping[str, object]) -> dict[str, Any]:
     """The fields of a request with what other forms say in `values`. Raises `InvalidField`.
 
     fields: pipegen's own fields of `values`, where JSON text is read already.
@@ -278,7 +278,7 @@ def _refuse_objects(words: Sequence[object]) -> None:
 
 def _with_turns(
     result: dict[str, Any], which: str, system: str, history: list[Any]
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """The fields with a system message and earlier turns before their messages."""
     if isinstance(result.get("prompt"), str) and (result.get("images") or result.get("videos")):
         result["messages"] = [_asked(result.pop("prompt"), result, history)]
@@ -326,13 +326,13 @@ def _is_conversation(value: object) -> bool:
     )
 
 
-def _loaded(name: str, value: object) -> Any:
+def _loaded(name: str, value: object) -> object:
     if not isinstance(value, str):
         return value
     return json_text(name, value) if value.strip() else None
 
 
-def json_text(name: str, text: str) -> Any:
+def json_text(name: str, text: str) -> object:
     """What an entry of a request says that is JSON text. Raises `InvalidField`.
 
     >>> json_text("turns", '["Why?"]')
@@ -371,12 +371,12 @@ def _text(name: str, value: object) -> str:
     return value
 
 
-def _turns(name: str, value: object) -> list[Any]:
+def _turns(name: str, value: object) -> list[object]:
     """The entries of a conversation; `{"human", "assistant"}` is two of them."""
     value = plain_list(value)
     if not isinstance(value, (list, tuple)) or not value:
         raise InvalidField(f"{name} takes a list of turns such as {_TURN}, not {printed(value)}")
-    entries: list[Any] = []
+    entries: list[object] = []
     for entry in value:
         pair = (
             [(role, entry[role]) for role in _PAIR if entry.get(role) is not None]
@@ -390,14 +390,14 @@ def _turns(name: str, value: object) -> list[Any]:
 _PAIR = ("system", "human", "user", "assistant", "gpt")
 
 
-def _history(value: object) -> list[Any]:
+def _history(value: object) -> list[object]:
     """Earlier turns: pairs of a question and its answer, or messages."""
     value = plain_list(value)
     if value is None:
         return []
     if not isinstance(value, (list, tuple)):
         raise InvalidField(f"history takes a list of {_PAIRS}, not {printed(value)}{_UNSEEN}")
-    turns: list[Any] = []
+    turns: list[object] = []
     for position, entry in enumerate(map(plain_list, value)):
         if isinstance(entry, (Mapping, Message)):
             turns.append(entry)
@@ -425,7 +425,7 @@ def _content(message: Any) -> Any:
     return content
 
 
-def _in_our_roles(name: str, messages: Sequence[Any]) -> Sequence[Any]:
+def _in_our_roles(name: str, messages: Sequence[Any]) -> Sequence[object]:
     """The messages with the roles and names of other forms as ours; calls that follow each other
     are one message.
     """
@@ -464,7 +464,7 @@ def _named(message: object) -> str:
     return str(exact(role)) if isinstance(role, str) else ""
 
 
-def _in_our_role(where: str, message: Mapping[str, object]) -> dict[str, Any]:
+def _in_our_role(where: str, message: Mapping[str, object]) -> dict[str, object]:
     rest = {key: entry for key, entry in message.items() if key not in _TURN_KEYS}
     content = message["value"] if "value" in message else message.get("content")
     role = _ROLES.get(_named(message))
@@ -501,7 +501,7 @@ def _calls(where: str, content: object) -> list[dict[str, Any]]:
     ]
 
 
-def without_final_answer(values: Mapping[str, object]) -> Mapping[str, Any]:
+def without_final_answer(values: Mapping[str, object]) -> Mapping[str, object]:
     """The values without the answers that end their conversation, which become `references` in
     their metadata. As they are where they end with no answer, cannot be read, or are a plain prompt.
 

@@ -139,7 +139,7 @@ def plain(value: object) -> Any:
     return thaw(value, finite)
 
 
-def finite(value: object) -> Any:
+def finite(value: object) -> object:
     """A number as JSON has it: NaN and infinities as strings that `float` reads."""
     if not isinstance(value, float) or math.isfinite(value):
         return value

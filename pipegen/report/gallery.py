@@ -20,7 +20,7 @@ from collections.abc import Mapping, Sequence
 from difflib import SequenceMatcher
 from pathlib import Path
 from string import Template
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from pipegen import __version__
 from pipegen.records.answer_parts import common_prefix
@@ -230,7 +230,7 @@ def card(
     entry: Entry,
     prompt: str,
     figures: Sequence[Figure],
-    metadata: Mapping[str, Any] | None = None,
+    metadata: Mapping[str, object] | None = None,
     other: Entry | None = None,
     *,
     compared: tuple[str, str] | None = None,

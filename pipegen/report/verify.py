@@ -95,7 +95,7 @@ def verify(
     revision: str | None = None,
     trust_remote_code: bool = False,
     tell: Tell = lambda done, text: None,
-    **settings: Any,
+    **settings: object,
 ) -> Verdict:
     """Whether the server at this address serves this model right.
 
@@ -172,7 +172,7 @@ LEFT: Mapping[str, object] = dict.fromkeys(LEFT_TO_SERVER)
 
 
 def _chat(
-    url: str, model: str, dialect: str, settings: Mapping[str, Any], fields: Mapping[str, object]
+    url: str, model: str, dialect: str, settings: Mapping[str, object], fields: Mapping[str, object]
 ) -> Route:
     """A route by chat. With `LEFT` it leaves to the server whatever it has a default for."""
     make: Any = backends.openai_server

@@ -169,7 +169,7 @@ def _admission(
     halts = by_itself or _halts(after)
     watches = any(plugin.feed is not None for plugin in plugins)
 
-    def admit(value: object) -> Slot[Any]:
+    def admit(value: object) -> Slot[object]:
         if not isinstance(value, (Encoded, ResolvedRequest)):
             return Success(value)
         broken = check_changed(value) if changes and isinstance(value, Encoded) else None

@@ -117,7 +117,7 @@ class _AnswerSoFar:
         logprobs = tuple(entry for entry in self.logprobs[start:end] if entry is not None)
         return logprobs if self.asked.options.logprobs and len(logprobs) == end - start else None
 
-    def row(self, base: Encoded, call: int, **options: Any) -> Encoded:
+    def row(self, base: Encoded, call: int, **options: object) -> Encoded:
         """The row as it goes on from these ids in a further call, with other options than those of
         `base`.
         """

@@ -476,7 +476,7 @@ def _render_messages(inputs: PromptInputs) -> Slot[Rendered]:
 def _refusal(
     messages: list[dict[str, Any]],
     chat: ChatTemplateOptions,
-    template_variables: Mapping[str, Any],
+    template_variables: Mapping[str, object],
     renderer: Renderer,
 ) -> InvalidRequest | TemplateFailed | None:
     if chat.template is None and renderer.template is None:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import Any
 
 from pipegen.records.option_records import GenerationOptions
 from pipegen.records.results import Finish
@@ -26,7 +25,7 @@ _OF_CALLS = re.compile(
 
 def looks_like_call(
     answer: str,
-    tools: Sequence[Any],
+    tools: Sequence[object],
     openings: Sequence[str] = (),
     plain: str = "",
     *,
@@ -71,7 +70,7 @@ def what_cut(finish: Finish, stop: str | int | None, options: GenerationOptions)
     return "" if finish is Finish.EOS else f"it ended with {finish.value!r}"
 
 
-def unread_by_server(text: str, tools: Sequence[Any], cut: str) -> str | None:
+def unread_by_server(text: str, tools: Sequence[object], cut: str) -> str | None:
     """Why a server that reads calls itself gave none; None where the text does not look like one."""
     if not tools or not looks_like_call(text, tools, cut=bool(cut)):
         return None

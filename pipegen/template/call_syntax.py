@@ -161,7 +161,7 @@ def writers_of(writer: Writer) -> tuple[Writer, ...]:
     return (plain, *read) if numbered else (*read, plain)
 
 
-def tool_of(tool: Any) -> tuple[str, Any]:
+def tool_of(tool: object) -> tuple[str, Any]:
     """The name of a tool, and the schema of its arguments."""
     function = tool.get("function", tool) if isinstance(tool, Mapping) else {}
     return str(function.get("name") or ""), function.get("parameters") or {"type": "object"}
@@ -374,14 +374,14 @@ def arguments_in(text: str) -> tuple[str, str] | None:
     return None
 
 
-def json_in(text: str, sign: str) -> Iterator[tuple[Any, str]]:
+def json_in(text: str, sign: str) -> Iterator[tuple[object, str]]:
     """The JSON that begins with each sign in the text, and its text; None where there is none."""
     for found in re.finditer(re.escape(sign), text):
         value, stop = json_at(text, found.start())
         yield value, text[found.start() : stop]
 
 
-def json_at(text: str, start: int) -> tuple[Any, int]:
+def json_at(text: str, start: int) -> tuple[object, int]:
     """The JSON at this place, and where it ends; None, and the place, where there is none."""
     try:
         return json.JSONDecoder().raw_decode(text, start)

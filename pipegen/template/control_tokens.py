@@ -46,7 +46,7 @@ def _pattern(tokens: immutabledict[str, int]) -> re.Pattern[str]:
     return re.compile(f"({_branches(_tree(tokens))})" if tokens else "((?!))")
 
 
-def _tree(tokens: Iterable[str]) -> dict[str, Any]:
+def _tree(tokens: Iterable[str]) -> dict[str, object]:
     root: dict[str, Any] = {}
     for token in tokens:
         node = root

@@ -53,7 +53,7 @@ def between(text: str, *holes: str) -> tuple[str, ...] | None:
     return (*texts, text)
 
 
-def assistant(content: str | None, *calls: Mapping[str, Any]) -> JsonObject:
+def assistant(content: str | None, *calls: Mapping[str, object]) -> JsonObject:
     """A message of the assistant."""
     message: JsonObject = {"role": "assistant", "content": content}
     return {**message, "tool_calls": [*calls]} if calls else message
@@ -92,11 +92,11 @@ class PromptFunction:
 
     def render(
         self,
-        messages: Sequence[Mapping[str, Any]],
+        messages: Sequence[Mapping[str, object]],
         *,
-        tools: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, object]],
         template: str | None,
-        variables: Mapping[str, Any],
+        variables: Mapping[str, object],
     ) -> str:
         text: object = self.write(messages)
         if not isinstance(text, str):
@@ -149,7 +149,7 @@ def _advice(renderer: Renderer, reason: str) -> str:
 def call_template(
     renderer: Renderer,
     template: str | None,
-    switches: Mapping[str, Any],
+    switches: Mapping[str, object],
     conversation: Conversation,
     *,
     probes: bool = False,
@@ -353,7 +353,7 @@ def shape_content(
 _LONG = 200
 
 
-def probe_variables(template_variables: Mapping[str, Any]) -> FrozenMapping:
+def probe_variables(template_variables: Mapping[str, object]) -> FrozenMapping:
     """Variables for probes: short, and the same for requests that differ only in their documents.
 
     >>> probe_variables({"documents": [{"text": "a"}, {"text": "b"}], "reasoning_effort": "high"})
@@ -369,7 +369,7 @@ def probe_variables(template_variables: Mapping[str, Any]) -> FrozenMapping:
     )
 
 
-def _short(value: Any) -> Any:
+def _short(value: object) -> object:
     if isinstance(value, str):
         return "x"
     if isinstance(value, Mapping):

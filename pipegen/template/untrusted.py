@@ -233,8 +233,8 @@ def rewrite_foreign(
 
 
 def _message(
-    message: dict[str, Any], path: str, trust: Collection[str], rewrite: Rewrite
-) -> dict[str, Any]:
+    message: dict[str, object], path: str, trust: Collection[str], rewrite: Rewrite
+) -> dict[str, object]:
     role, content = message["role"], message["content"]
     if role == "assistant" and role in trust:
         return message
@@ -263,7 +263,7 @@ def _parts(parts: list[Any], path: str, rewrite: Rewrite) -> list[Any]:
     ]
 
 
-def _rewritten(value: Any, path: str, rewrite: Rewrite) -> Any:
+def _rewritten(value: object, path: str, rewrite: Rewrite) -> Any:
     if isinstance(value, str):
         return rewrite(value, path)
     if isinstance(value, dict):

@@ -176,7 +176,7 @@ def _turns_dropped(shaped: Conversation) -> Iterator[_Doubt]:
         )
 
 
-def _has_words(content: Any) -> bool:
+def _has_words(content: object) -> bool:
     if isinstance(content, list):
         return any(part["type"] == "text" and part["text"] for part in content)
     return bool(content)
@@ -206,7 +206,7 @@ def _with_other_words(shaped: Conversation, kind: str) -> Conversation:
     return shaped._replace(messages=turns)
 
 
-def _changed(value: Any) -> Any:
+def _changed(value: object) -> Any:
     """The value with a word more in every text of it, and in every name that has no meaning of its
     own.
     """

@@ -67,7 +67,7 @@ def output(result: GenerationResult) -> tuple[int, ...] | str:
     return result.token_ids or result.text
 
 
-def full(route: Route, **more: Any) -> GenerationOptions:
+def full(route: Route, **more: object) -> GenerationOptions:
     """Greedy options for answers that go on past the model's end tokens, where the engine can, with
     `more` options.
     """

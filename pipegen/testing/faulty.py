@@ -353,7 +353,7 @@ def _answer(
     }
 
 
-def _event(path: str, ids: Sequence[int], finish: str | None) -> Any:
+def _event(path: str, ids: Sequence[int], finish: str | None) -> object:
     """One event of a stream, for the last of these ids; SGLang's hold all of them."""
     if path == "/generate":
         reason = (

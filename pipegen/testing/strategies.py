@@ -148,7 +148,7 @@ def _drawn(name: str) -> st.SearchStrategy[Any]:
     row, schema = OPTIONS[name].row, schema_of(checks_of(GenerationOptions)[name])
     if "enum" in schema:  # False is refused beside other options
         return st.sampled_from([value for value in schema["enum"] if value is not False])
-    above: Any = schema.get("exclusiveMinimum")
+    above: object = schema.get("exclusiveMinimum")
     low, high = row.draws or (schema.get("minimum", above), schema.get("maximum"))
     if high is None:
         return st.just(row.trial)
@@ -310,7 +310,7 @@ def errors() -> st.SearchStrategy[GenerationError]:
 def _values(hint: Any) -> st.SearchStrategy[Any]:
     """Values of a type that a record declares."""
     args, item = get_args(hint), item_of(hint)
-    known: Mapping[Any, st.SearchStrategy[Any]] = {
+    known: Mapping[object, st.SearchStrategy[Any]] = {
         str: _TEXTS,
         int: st.integers(0, 300),
         bool: st.booleans(),

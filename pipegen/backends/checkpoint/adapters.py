@@ -137,7 +137,7 @@ def adapt_head(adapters: Iterable[str]) -> bool:
     return "lm_head" in str([*map(weight_shapes, adapters)])
 
 
-def tensors_of(adapter: str, config: Mapping[str, Any]) -> Mapping[str, Any] | None:
+def tensors_of(adapter: str, config: Mapping[str, object]) -> Mapping[str, object] | None:
     """The adapter's weights, where transformers reads its file not as peft does: one of PyTorch's,
     and DoRA, whose `lora_magnitude_vector` is a module today. None for any other.
     """
@@ -182,7 +182,7 @@ def _of_bin(adapter: str, device: str) -> Mapping[str, Any]:
 
 
 def check_shapes(
-    adapter: str, config: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]], model: Any
+    adapter: str, config: Mapping[str, object], shapes: Mapping[str, tuple[int, ...]], model: Any
 ) -> None:
     """Raise `BadAdapter` where a weight has another shape than its module of the model takes, or
     the weights are DoRA's and the configuration does not say so.
@@ -206,7 +206,7 @@ def check_shapes(
             )
 
 
-def _shape_for(module: Any, name: str, rank: int) -> tuple[int, ...] | None:
+def _shape_for(module: object, name: str, rank: int) -> tuple[int, ...] | None:
     """The shape of a weight for its module; None for other modules and weights."""
     sides = (
         [getattr(module, side, None) for side in pair]
@@ -258,7 +258,7 @@ def _kind(name: str) -> str:
     return match[1] if match else ""
 
 
-def _targets(config: Mapping[str, Any], module: str) -> bool:
+def _targets(config: Mapping[str, object], module: str) -> bool:
     """Whether the adapter is for that module, by peft's rules; False where it is for some layers
     only, or for kinds of modules: its weights say which then.
     """

@@ -148,7 +148,7 @@ def render(
     return str(template.render(messages=chat, tools=tools, **given))
 
 
-def _with_thought(message: Mapping[str, Any]) -> Mapping[str, Any]:
+def _with_thought(message: Mapping[str, object]) -> Mapping[str, object]:
     """The message with its thought under the names that templates read."""
     thoughts = (message.get(name) for name in ("reasoning_content", "thinking", "reasoning"))
     thought = next((text for text in thoughts if text is not None), None)
@@ -179,21 +179,21 @@ def _compiled(source: str, guarded: bool) -> Any:
             return str(caller())
 
     class LimitedDict:
-        def __call__(self, *args: Any, **entries: Any) -> dict[Any, Any]:
+        def __call__(self, *args: object, **entries: object) -> dict[Any, Any]:
             return dict(*args, **entries)
 
         def fromkeys(self, *args: Any) -> dict[Any, Any]:
             return dict.fromkeys(*args)
 
     class LimitedNamespace(Namespace):
-        def __init__(*args: Any, **entries: Any) -> None:
+        def __init__(*args: object, **entries: object) -> None:
             self, *more = args
             values = dict(*more, **entries)
             for name in values:
                 check(name)
             Namespace.__init__(self, values)
 
-        def __setitem__(self, name: str, value: Any) -> None:
+        def __setitem__(self, name: str, value: object) -> None:
             check(name)
             Namespace.__setitem__(self, name, value)
 
@@ -208,7 +208,7 @@ def _compiled(source: str, guarded: bool) -> Any:
         raise TemplateError(message)
 
     def tojson(
-        value: Any,
+        value: object,
         ensure_ascii: bool = False,
         indent: Any = None,
         separators: Any = None,

@@ -132,7 +132,7 @@ class Checkpoint:
         part = " text" if self.load.variant == "text" else ""
         return KeptFacts(None if self.load.trust_remote_code else lambda: self.identity + part)
 
-    def resolved(self, values: Mapping[str, Any]) -> dict[str, Any]:
+    def resolved(self, values: Mapping[str, object]) -> dict[str, Any]:
         """The settings that change answers, without those that say what holds for this checkpoint
         anyway.
         """

@@ -37,7 +37,7 @@ class HasModelMetadata:
     def identity(self) -> str:
         return self._checkpoint.identity
 
-    def _depends_on(self, values: Mapping[str, Any]) -> dict[str, Any]:
+    def _depends_on(self, values: Mapping[str, object]) -> dict[str, object]:
         """See `answers_depend_on`; `values` are the settings that change answers."""
         checkpoint = self._checkpoint
         load = checkpoint.load
@@ -120,7 +120,7 @@ class CheckpointEngine(HasModelMetadata, Pluggable):
         return self._checkpoint.dtype
 
     @property
-    def depends_on(self) -> Mapping[str, Any]:
+    def depends_on(self) -> Mapping[str, object]:
         """See `answers_depend_on`. Which engine computes is no part of it: they compute the same, and
         differ by rounding.
         """

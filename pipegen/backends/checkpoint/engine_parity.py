@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from pipegen.backends.checkpoint.positions import Boundary, boundaries
 from pipegen.backends.checkpoint.tiny_model import BEYOND, VOCABULARY, write_shrunken
@@ -46,7 +45,7 @@ class Differs:
     """The largest difference of two log probabilities of one token."""
 
 
-def compared(config: Any) -> list[Boundary]:
+def compared(config: object) -> list[Boundary]:
     """The lengths beyond which engines are compared. Where dynamic scaling begins is none: no row
     goes on behind it but on transformers (see `Positions`).
     """
@@ -55,7 +54,7 @@ def compared(config: Any) -> list[Boundary]:
     ]
 
 
-def _trial_rows(config: Any) -> list[tuple[Boundary | None, ScoreInput]]:
+def _trial_rows(config: object) -> list[tuple[Boundary | None, ScoreInput]]:
     """A row before all lengths of a configuration, and one that goes on behind each of them."""
     named = compared(config)
     return [
@@ -82,7 +81,7 @@ def _most_apart(scores: Sequence[TokenScores]) -> float:
     return max(abs(mine - theirs) for mine, theirs in zip(first, second, strict=True))
 
 
-def differs_beyond(text: Any, folder: Path, score: Score, other_score: Score) -> Differs | None:
+def differs_beyond(text: object, folder: Path, score: Score, other_score: Score) -> Differs | None:
     """The shortest length beyond which two engines differ; None where they do not. The small model
     is written into the folder.
 

@@ -57,7 +57,7 @@ def translate_errors(kinds: tuple[type[Exception], ...] = (Exception,)) -> Itera
         raise CannotProcess(f"{type(raised).__name__}: {raised}") from raised
 
 
-def spec_from(image_processor: Any, config: Any = None) -> ImageSpec:
+def spec_from(image_processor: object, config: object = None) -> ImageSpec:
     """What the processor wants: `grid` with its figures for those of `GRID_PROCESSORS`, else
     `native`.
 
@@ -83,7 +83,7 @@ def names_grid(files: ModelFiles) -> bool:
     return attempt(named).value_or(False)
 
 
-def spec_of_grid(image_processor: Any, config: Any = None) -> ImageSpec:
+def spec_of_grid(image_processor: Any, config: object = None) -> ImageSpec:
     """The figures of a processor that takes any size, of images or of videos. Raises as `spec_from`
     does.
     """
@@ -143,7 +143,7 @@ def _entry(size: Any, name: str) -> Any:
     return size.get(name) if hasattr(size, "get") else getattr(size, name, None)
 
 
-def pixel_inputs(image_processor: Any, images: Sequence[PreparedImage]) -> dict[str, Any]:
+def pixel_inputs(image_processor: Any, images: Sequence[PreparedImage]) -> dict[str, object]:
     """The model's inputs for these images, in order, as PyTorch tensors; an empty dict for no
     images.
 
@@ -320,7 +320,7 @@ def _written(outputs: Mapping[str, Any]) -> tuple[str, tuple[int, ...]]:
 
 
 def expand(
-    processor: Any, image: PreparedImage, tokenizer: Tokenizer, image_token_id: int | None
+    processor: object, image: PreparedImage, tokenizer: Tokenizer, image_token_id: int | None
 ) -> Slot[PreparedImage]:
     """The image with what the processor writes for it; `tokens` are those that its features take
     the place of (id `image_token_id`).
@@ -361,7 +361,7 @@ class Expansions:
     alone, and `native_inputs` sees that it does.
     """
 
-    def __init__(self, processor: Any, tokenizer: Tokenizer, image_token_id: int | None) -> None:
+    def __init__(self, processor: object, tokenizer: Tokenizer, image_token_id: int | None) -> None:
         self._processor, self._tokenizer, self._image_token_id = (
             processor,
             tokenizer,
@@ -412,7 +412,7 @@ def _with(ids: Sequence[int], marks: Sequence[int], mark: int) -> frozenset[int]
 
 
 def native_inputs(
-    processor: Any, images: Sequence[PreparedImage], image_token_id: int | None
+    processor: object, images: Sequence[PreparedImage], image_token_id: int | None
 ) -> ImageInputs:
     """The model's inputs for these images, in order, as the processor makes them; resized, cut and
     normalised by its own rules.

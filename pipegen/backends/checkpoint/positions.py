@@ -52,7 +52,7 @@ class Positions:
     """
 
 
-def positions_of(text: Any) -> Positions:
+def positions_of(text: object) -> Positions:
     """The facts, from the configuration of the text model. Raises `ValueError` where LongRoPE's
     factors change at different lengths in different layers.
     """
@@ -138,7 +138,7 @@ class Boundary:
     """
 
 
-def boundaries(config: Any) -> tuple[Boundary, ...]:
+def boundaries(config: object) -> tuple[Boundary, ...]:
     """The lengths that a configuration of transformers names, those of its text model where it has
     one; shortest first, each length under one name.
 
@@ -162,7 +162,7 @@ def named_lengths(config: Any) -> tuple[Boundary, ...]:
     )
 
 
-def _of_attention(text: Any) -> Iterator[tuple[str, Any]]:
+def _of_attention(text: object) -> Iterator[tuple[str, object]]:
     """What is a length of attention. In some models each layer has one of its own."""
     windows = getattr(text, "use_sliding_window", True) is not False
     for name, value in vars(text).items():
@@ -177,7 +177,7 @@ def _of_attention(text: Any) -> Iterator[tuple[str, Any]]:
                 yield name, length
 
 
-def _of_positions(text: Any) -> Iterator[tuple[str, Any]]:
+def _of_positions(text: object) -> Iterator[tuple[str, object]]:
     """Where the scaling of positions begins. Without a length of its own that is the number of
     positions, for scalings that depend on a row's length.
     """

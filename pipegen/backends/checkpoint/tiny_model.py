@@ -49,7 +49,7 @@ class CannotShrink(Exception):
     """No small model can be made of this configuration; the message says why."""
 
 
-def shrunken(text: Any) -> Any:
+def shrunken(text: Any) -> object:
     """The configuration of a small model of the same family. Raises `CannotShrink`."""
     names: Mapping[str, str] = getattr(text, "attribute_map", None) or {}
     settings: dict[str, Any] = {
@@ -94,7 +94,7 @@ def shrunken(text: Any) -> Any:
         ) from refused
 
 
-def _layers(settings: Mapping[str, Any], layers: int) -> list[int]:
+def _layers(settings: Mapping[str, object], layers: int) -> list[int]:
     """One layer of each kind, in their order; two where all are alike."""
     lists = [
         value
@@ -118,7 +118,7 @@ def _are_numbers(value: Any, layers: int) -> bool:
     )
 
 
-def _smaller(name: str, value: Any, layers: int, chosen: list[int]) -> Any:
+def _smaller(name: str, value: object, layers: int, chosen: list[int]) -> object:
     if isinstance(value, Mapping) and value and all(str(layer).isdigit() for layer in value):
         return {
             chosen.index(int(layer)): setting
@@ -162,7 +162,7 @@ def _divide(settings: dict[str, Any], path: list[str], divisor: int) -> None:
         settings[name] = [max(_SHORTEST, length // divisor) for length in value]
 
 
-def write_shrunken(text: Any, folder: Path) -> Any:
+def write_shrunken(text: object, folder: Path) -> object:
     """Write the small model of a text model's configuration into a folder, in float32 and with a
     tokenizer; its configuration. Raises `CannotShrink`.
     """

@@ -66,11 +66,11 @@ class Making(NamedTuple):
     """Settings by which it makes something else."""
 
 
-def _sequence(kind: str, *entries: Any) -> dict[str, Any]:
+def _sequence(kind: str, *entries: object) -> dict[str, object]:
     return {"type": "Sequence", kind: [*entries]}
 
 
-def _split(behavior: str, **pattern: str) -> dict[str, Any]:
+def _split(behavior: str, **pattern: str) -> dict[str, object]:
     return {"type": "Split", "pattern": pattern, "behavior": behavior, "invert": False}
 
 
@@ -191,7 +191,7 @@ def candidates(model_type: str, named: str | None) -> set[str] | None:
 def light_tokenizer(
     tokenizer: Any,
     settings: Mapping[str, Any],
-    special_tokens_map: Mapping[str, Any],
+    special_tokens_map: Mapping[str, object],
     model_type: str,
 ) -> LightTokenizer | None:
     """What transformers would load, of the tokenizer of the file alone; None where that is not
@@ -232,18 +232,18 @@ def light_tokenizer(
     return made if added_states(made.backend_tokenizer) == added else None
 
 
-def _as_special(value: Any) -> Any:
+def _as_special(value: object) -> object:
     """A token of `special_tokens_map.json` as the settings have it."""
     return {**value, "__type": "AddedToken", "special": True} if type(value) is dict else value
 
 
-def _is_known(name: str, value: Any) -> bool:
+def _is_known(name: str, value: object) -> bool:
     if name in _VALUES:
         return value in _VALUES[name]
     return type(value) in _TYPES.get(name, (str,) if name.endswith("_token") else ())
 
 
-def _token(value: Any) -> Any:
+def _token(value: object) -> object:
     """A token of the settings: text, or an `AddedToken` with its own flags."""
     from tokenizers import AddedToken
 
@@ -257,7 +257,7 @@ def _token(value: Any) -> Any:
 
 def _loaded(
     making: Making | None, tokenizer: Any, settings: Mapping[str, Any]
-) -> tuple[dict[str, str], dict[int, Mapping[str, Any]]] | None:
+) -> tuple[dict[str, str], dict[int, Mapping[str, object]]] | None:
     """The special tokens, and the added ones by their ids, that a class makes of the file. None
     where the class makes another tokenizer.
     """
@@ -302,7 +302,7 @@ def _loaded(
     return {name: str(token) for name, token in special.items()}, added_states(made)
 
 
-def _special_in(names: set[str], token: Any) -> Any:
+def _special_in(names: set[str], token: Any) -> object:
     """The token as one to add: text alone is special, and so is what is named."""
     from tokenizers import AddedToken
 
@@ -311,7 +311,7 @@ def _special_in(names: set[str], token: Any) -> Any:
     return AddedToken(**{**token.__getstate__(), "special": token.special or str(token) in names})
 
 
-def _makes(making: Making, tokenizer: Any, settings: Mapping[str, Any], unknown: str) -> bool:
+def _makes(making: Making, tokenizer: Any, settings: Mapping[str, object], unknown: str) -> bool:
     """Whether the class makes what the file has."""
     model, (*splits, decoder) = tokenizer.model, parts(tokenizer, *_PARTS)
     entries = [getattr(model, name) or None for name in _ENTRIES]

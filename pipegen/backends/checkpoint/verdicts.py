@@ -62,7 +62,7 @@ def kept(
 
 def keep(
     check: str,
-    verdict: Mapping[str, Any],
+    verdict: Mapping[str, object],
     *,
     model: str,
     packages: Sequence[str],

@@ -94,8 +94,8 @@ def _normalized(
     do_rescale: bool,
     rescale_factor: float,
     do_normalize: bool,
-    image_mean: Any,
-    image_std: Any,
+    image_mean: object,
+    image_std: object,
 ) -> Any:
     """As the processor's own, in plain torch: rescaled and normalised in one step."""
     import torch
@@ -117,7 +117,7 @@ def _normalized(
     return images * rescale_factor if rescale else images
 
 
-def video_spec_from(video_processor: Any, config: Any = None) -> VideoSpec:
+def video_spec_from(video_processor: Any, config: object = None) -> VideoSpec:
     """What the processor wants of videos. Raises `CannotProcess` as `spec_of_grid` does."""
     frame = spec_of_grid(video_processor, config)
     with translate_errors():
@@ -130,7 +130,7 @@ def video_spec_from(video_processor: Any, config: Any = None) -> VideoSpec:
         )
 
 
-def as_array(video: PreparedImage) -> Any:
+def as_array(video: PreparedImage) -> object:
     """The frames, shape (frames, height, width, 3), of bytes."""
     import numpy as np
 
@@ -138,7 +138,7 @@ def as_array(video: PreparedImage) -> Any:
     return np.frombuffer(bytearray(video.rgb), dtype=np.uint8).reshape(shape)
 
 
-def metadata_of_video(video: PreparedImage) -> dict[str, Any]:
+def metadata_of_video(video: PreparedImage) -> dict[str, object]:
     """The times of the frames as transformers and vLLM take them.
 
     They divide the number of a frame by the frames of a second. With one a second, the numbers are
@@ -157,7 +157,7 @@ def metadata_of_video(video: PreparedImage) -> dict[str, Any]:
     }
 
 
-def _called(processor: Any, videos: Sequence[PreparedImage], **more: Any) -> dict[str, Any]:
+def _called(processor: Any, videos: Sequence[PreparedImage], **more: object) -> dict[str, Any]:
     """What the processor makes of a text that is nothing but the places of these videos."""
     import torch
     from transformers.video_utils import VideoMetadata
@@ -205,7 +205,7 @@ def expand_video(
     return Success(dataclasses.replace(video, expansion=None if copies else written))
 
 
-def video_inputs(processor: Any, videos: Sequence[PreparedImage]) -> dict[str, Any]:
+def video_inputs(processor: object, videos: Sequence[PreparedImage]) -> dict[str, Any]:
     """The model's inputs for these videos, in order, as PyTorch tensors: `pixel_values_videos`,
     `video_grid_thw`, and `second_per_grid_ts` where the family has it.
 

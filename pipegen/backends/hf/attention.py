@@ -156,7 +156,7 @@ def use_grouped(model: Any) -> None:
         _set(model, NAME)
 
 
-def use_own(model: Any) -> None:
+def use_own(model: object) -> None:
     """Let transformers' own attention work where `use_grouped` let pipegen's."""
     if is_grouped(model):
         _set(model, "sdpa")
@@ -167,16 +167,16 @@ def is_grouped(model: Any) -> bool:
     return bool(model.config.get_text_config()._attn_implementation == NAME)
 
 
-def reads_shared(model: Any) -> bool:
+def reads_shared(model: object) -> bool:
     """Whether pipegen's attention works in a model, and finds what its rows share by their keys. It
     does not where the model's code makes other keys of those in the cache (JetMoe repeats them).
     """
-    kind: Any = type(model)
+    kind: object = type(model)
     return is_grouped(model) and not _changes_keys(kind)
 
 
 @functools.cache
-def _changes_keys(model: Any) -> bool:
+def _changes_keys(model: object) -> bool:
     return any(_NEW_KEYS.search(part) for part in _FROM_CACHE.findall(_source(model)))
 
 
@@ -189,7 +189,7 @@ _FROM_CACHE = re.compile(r"\.update\(\s*key.*?\n(.*?)attention_interface\(\s*sel
 _NEW_KEYS = re.compile(r"^\s+key\w* = ", re.MULTILINE)
 
 
-def asks_for_sdpa(model: Any) -> bool:
+def asks_for_sdpa(model: object) -> bool:
     """Whether the code of a model's class compares the name of its attention with `sdpa`. Sparse
     attention of DeepSeek V3.2 masks nothing under another name, for example.
     """

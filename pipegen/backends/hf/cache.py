@@ -39,12 +39,12 @@ _KNOWN = (
 )
 
 
-def is_known(cache: Any) -> bool:
+def is_known(cache: object) -> bool:
     """Whether every layer of the cache is of a kind whose rows can be cut and joined exactly."""
     return type(cache) is DynamicCache and all(type(layer) in _KNOWN for layer in cache.layers)
 
 
-def has_states(cache: Any) -> bool:
+def has_states(cache: object) -> bool:
     """Whether some layer holds states without columns: its rows must be read without padding."""
     return any(isinstance(layer, LinearAttentionLayer) for layer in getattr(cache, "layers", ()))
 
@@ -79,7 +79,7 @@ def _copied(cache: Any) -> Any:
     return other
 
 
-def selected(cache: Any, row_indices: Sequence[int], width: int) -> Any:
+def selected(cache: object, row_indices: Sequence[int], width: int) -> Any:
     """A new cache with copies of these rows, in this order, cut to `width`; a row may be named more
     than once.
     """
@@ -98,12 +98,12 @@ def selected(cache: Any, row_indices: Sequence[int], width: int) -> Any:
     return other
 
 
-def narrowed(cache: Any, width: int) -> None:
+def narrowed(cache: object, width: int) -> None:
     """Leave out the columns on the left of so many."""
     _each(cache, _fit, width)
 
 
-def put(cache: Any, places: Sequence[int], other: Any, width: int) -> None:
+def put(cache: object, places: Sequence[int], other: object, width: int) -> None:
     """Put the rows of another cache of the same model into these places, or after the last row
     where the places are new; all are brought to `width`.
     """
@@ -125,7 +125,7 @@ def put(cache: Any, places: Sequence[int], other: Any, width: int) -> None:
     _each(cache, replaced, width)
 
 
-def holds_columns(cache: Any) -> bool:
+def holds_columns(cache: object) -> bool:
     """Whether each layer of the cache holds columns, and nothing else."""
     return all(
         isinstance(layer, DynamicLayer) and not isinstance(layer, LinearAttentionLayer)
@@ -133,7 +133,7 @@ def holds_columns(cache: Any) -> bool:
     )
 
 
-def window_of(cache: Any) -> float:
+def window_of(cache: object) -> float:
     """The shortest sliding window of its layers; infinite where none has one."""
     return min(
         (
@@ -145,7 +145,9 @@ def window_of(cache: Any) -> float:
     )
 
 
-def columns_of(cache: Any, row_index: int, length: int, first: int, end: int) -> list[torch.Tensor]:
+def columns_of(
+    cache: object, row_index: int, length: int, first: int, end: int
+) -> list[torch.Tensor]:
     """Copies of the columns between two places of a row that is so long, of each of its tensors;
     what it shares included.
     """
@@ -172,7 +174,7 @@ def columns_of(cache: Any, row_index: int, length: int, first: int, end: int) ->
     return [of(index, tensor) for index, tensor in enumerate(_tensors(cache))]
 
 
-def emptied(cache: Any) -> Any:
+def emptied(cache: object) -> object:
     """A cache of the same layers without rows."""
     other = _copied(cache)
     _each(other, lambda tensor, columns: tensor[:0, :, :0].clone(), 0)
@@ -183,7 +185,7 @@ def emptied(cache: Any) -> Any:
 
 
 def joined(
-    cache: Any,
+    cache: object,
     parts_of_rows: Sequence[Sequence[tuple[Sequence[torch.Tensor], int]]],
     width: int,
     room: int,
@@ -210,7 +212,7 @@ def joined(
     return other
 
 
-def unshared(cache: Any, lengths: Sequence[int]) -> Any:
+def unshared(cache: object, lengths: Sequence[int]) -> object:
     """The rows of these lengths in a new cache in which each holds all of its columns."""
     tensors, chains = [*_tensors(cache)], chains_of(cache)
     rows: list[list[tuple[list[torch.Tensor], int]]] = []
@@ -223,7 +225,7 @@ def unshared(cache: Any, lengths: Sequence[int]) -> Any:
     return joined(cache, rows, max(lengths), 0, ())
 
 
-def forked(cache: Any, lengths: Sequence[int], row_indices: Sequence[int]) -> Any:
+def forked(cache: object, lengths: Sequence[int], row_indices: Sequence[int]) -> object:
     """A new cache in which the own columns of these rows, but for the last, are parts that copies
     of the row share. lengths: of the own columns of all rows.
     """
@@ -244,13 +246,13 @@ def forked(cache: Any, lengths: Sequence[int], row_indices: Sequence[int]) -> An
     return other
 
 
-def chains_of(cache: Any) -> list[Chain]:
+def chains_of(cache: object) -> list[Chain]:
     """What comes before the own columns of each row; empty where no row shares anything."""
     chains: list[Chain] = getattr(cache, "chains", [])
     return chains
 
 
-def tokens_shared(cache: Any) -> int:
+def tokens_shared(cache: object) -> int:
     """How many columns the parts have that rows share, each counted once."""
     return sum(run.end - run.first for run in {run for chain in chains_of(cache) for run in chain})
 
@@ -318,12 +320,12 @@ def cut(cache: Any, columns: int) -> None:
         )
 
 
-def size_of(cache: Any) -> int:
+def size_of(cache: object) -> int:
     """How many bytes the cache holds."""
     return sum(tensor.numel() * tensor.element_size() for tensor in _tensors(cache))
 
 
-def token_bytes(cache: Any) -> int:
+def token_bytes(cache: object) -> int:
     """How many bytes a token of a row takes where every layer holds its column."""
     return sum(
         tensor.shape[1] * tensor.shape[-1] * tensor.element_size() for tensor in _tensors(cache)
@@ -344,7 +346,7 @@ def _fit(tensor: torch.Tensor, columns: int | None) -> torch.Tensor:
     return torch.nn.functional.pad(tensor, (0, 0, columns - tensor.shape[-2], 0))
 
 
-def _is_filled(layer: Any) -> bool:
+def _is_filled(layer: object) -> bool:
     """Whether a layer holds keys and values."""
     return isinstance(layer, DynamicLayer) and layer.is_initialized
 
@@ -378,7 +380,7 @@ def _each(
                 )
 
 
-def _widened(layer: Any, width: int) -> int:
+def _widened(layer: object, width: int) -> int:
     """How many columns the layer holds of a cache so wide, which it is from now on."""
     if not isinstance(layer, DynamicSlidingWindowLayer):
         return width
@@ -421,7 +423,7 @@ class GrowingLayer(_Growing, DynamicLayer):  # type: ignore[no-untyped-call]  # 
     """
 
     def update(
-        self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
+        self, key_states: torch.Tensor, value_states: torch.Tensor, *args: object, **kwargs: object
     ) -> tuple[torch.Tensor, torch.Tensor]:
         if not self.is_initialized:
             return super().update(key_states, value_states, *args, **kwargs)
@@ -472,7 +474,7 @@ class GrowingSlidingWindowLayer(_Growing, DynamicSlidingWindowLayer):  # type: i
     """
 
     def update(
-        self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
+        self, key_states: torch.Tensor, value_states: torch.Tensor, *args: object, **kwargs: object
     ) -> tuple[torch.Tensor, torch.Tensor]:
         if not self.is_initialized or self.record_past:
             return super().update(key_states, value_states, *args, **kwargs)
@@ -513,7 +515,7 @@ def _first(tensor: torch.Tensor, buffer: torch.Tensor, more: int) -> int | None:
     return first if lies_there and first + tensor.shape[-2] + more <= buffer.shape[-2] else None
 
 
-def max_cached_tokens(cache: Any, tokens: int, device: torch.device) -> int | None:
+def max_cached_tokens(cache: object, tokens: int, device: torch.device) -> int | None:
     """How many tokens the caches of a model may hold together, from one that holds `tokens`. Half
     of the free memory is left for the passes.
 

@@ -40,7 +40,7 @@ def cache_argument(model: Any) -> str | None:
     return next((name for name in _CACHES if name in parameters), None)
 
 
-def cache_of(model: Any, outputs: Any, state: Mapping[str, Any]) -> str | None:
+def cache_of(model: object, outputs: Any, state: Mapping[str, Any]) -> str | None:
     """The argument in which the cache of a pass is, as `state` holds it for the next one; None where
     the model has kept nothing.
 
@@ -63,7 +63,7 @@ def cache_of(model: Any, outputs: Any, state: Mapping[str, Any]) -> str | None:
     )
 
 
-def _is_filled(value: Any) -> bool:
+def _is_filled(value: object) -> bool:
     """Whether it is a cache that holds anything: `generate` prepares one for every model."""
     return isinstance(value, Cache) and any(
         isinstance(part, torch.Tensor)
@@ -73,6 +73,6 @@ def _is_filled(value: Any) -> bool:
     )
 
 
-def without_cache(state: Mapping[str, Any]) -> dict[str, Any]:
+def without_cache(state: Mapping[str, object]) -> dict[str, object]:
     """The inputs of a pass that reads whole rows, and keeps nothing."""
     return {name: value for name, value in state.items() if name not in KEPT} | {"use_cache": False}

@@ -129,7 +129,7 @@ class WrongSteps(ValueError):
     )
 
 
-def first_way(config: Any) -> Way:
+def first_way(config: object) -> Way:
     """The fastest way in which the rows of such a model may be read, by what its configuration says
     of rows longer than those of the check.
     """
@@ -137,7 +137,7 @@ def first_way(config: Any) -> Way:
     return WAYS[2] if apart else WAYS[0]
 
 
-def way_of(model: Any, checkpoint: Checkpoint, pixels: Pixels) -> Way:
+def way_of(model: object, checkpoint: Checkpoint, pixels: Pixels) -> Way:
     """How the rows of a model that was just loaded are read: as the check found, in this process or
     before, where the settings ask for it. A slower way is logged.
 
@@ -180,7 +180,7 @@ def _kept_way(about: Mapping[str, Any] | None) -> Way | None:
     return next((way for way in WAYS if way._asdict() == verdict), None)
 
 
-def check_first_steps(model: Any, checkpoint: Checkpoint, pixels: Pixels) -> Way:
+def check_first_steps(model: object, checkpoint: Checkpoint, pixels: Pixels) -> Way:
     """The fastest way in which the model's rows get the logits of transformers' plain forward. The
     model's attention is set to that of the way. Must be called without gradients, while nobody else
     uses the model.
@@ -234,7 +234,7 @@ def check_first_steps(model: Any, checkpoint: Checkpoint, pixels: Pixels) -> Way
     )
 
 
-def use_way(way: Way, model: Any, traits: ModelTraits | None = None) -> None:
+def use_way(way: Way, model: object, traits: ModelTraits | None = None) -> None:
     """Let the model's rows be read so: set its attention, and what is known of it."""
     if way.own_attention:
         attention.use_own(model)
@@ -254,7 +254,11 @@ def _is_small(difference: float | Exception, allowed: float) -> bool:
 
 
 def _wrong(
-    model: Any, checkpoint: Checkpoint, pixels: Pixels, ids: Sequence[int], alone: float | Exception
+    model: object,
+    checkpoint: Checkpoint,
+    pixels: Pixels,
+    ids: Sequence[int],
+    alone: float | Exception,
 ) -> WrongSteps:
     """What differs where even a row that is read alone is wrong, for a reader."""
     kind, versions = (
@@ -334,7 +338,7 @@ def _plain(model: Any, token_ids: Sequence[int]) -> torch.Tensor:
     return logits
 
 
-def _is_causal(model: Any, ids: Sequence[int], plain: torch.Tensor) -> bool:
+def _is_causal(model: object, ids: Sequence[int], plain: torch.Tensor) -> bool:
     """Whether other tokens at the end of a row leave the logits before them as they are."""
     half, allowed = len(ids) // 2, _MOST * _allowed(model)
     other = _plain(model, (*ids[:half], *ids[: len(ids) - half]))
@@ -342,7 +346,7 @@ def _is_causal(model: Any, ids: Sequence[int], plain: torch.Tensor) -> bool:
 
 
 def _run(
-    model: Any,
+    model: object,
     checkpoint: Checkpoint,
     pixels: Pixels,
     way: Way,
@@ -392,7 +396,7 @@ def _row(
     logits go into `seen`.
     """
 
-    def choose(context: RowContext) -> Any:
+    def choose(context: RowContext) -> object:
         def chosen(read: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
             place = read.shape[-1] - 1
             seen.append((place, logits[0].float().cpu().clone()))

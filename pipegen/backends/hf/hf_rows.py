@@ -70,8 +70,8 @@ class HFRow(RowState):
         """The draw for the next token, in [0, 1)."""
         self._ids: torch.Tensor | None = None
         self._there = 0  # so many generated ids are on the device
-        self._processors: list[tuple[Plugin, Any]] = []
-        self._criteria: list[tuple[Plugin, Any]] = []
+        self._processors: list[tuple[Plugin, object]] = []
+        self._criteria: list[tuple[Plugin, object]] = []
         for plugin in plugins:
             context = RowContext(
                 prompt_length=len(self.prompt_ids),

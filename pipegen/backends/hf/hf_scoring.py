@@ -108,7 +108,7 @@ class Scoring:
     def _run(
         self, numbered_inputs: Sequence[tuple[int, ScoreInput]]
     ) -> Iterator[tuple[int, Slot[TokenScores]]]:
-        contexts: dict[Any, Context] = {}
+        contexts: dict[object, Context] = {}
         alone: list[Tail] = []
         longest = self._checkpoint.positions.long_after
         for position, row in numbered_inputs:
@@ -365,7 +365,7 @@ class Scoring:
         be made at a time.
         """
         ids, before = tail.ids, len(tail.asked.encoded.prompt.token_ids)
-        row: Any = Context(fed(tail.asked))
+        row: object = Context(fed(tail.asked))
         size = max(1, LOGITS // (4 * self._vocabulary))
         config: Any = GenerationConfig  # not annotated
         settings = config(
@@ -391,7 +391,7 @@ class Scoring:
 
 
 def _whole(
-    model: Any, input_ids: torch.Tensor, columns: range, keeps: bool, **state: Any
+    model: Any, input_ids: torch.Tensor, columns: range, keeps: bool, **state: object
 ) -> torch.Tensor:
     """The hook of `generate`, which calls it with everything prepared: the logits of these columns
     of a single row.

@@ -8,7 +8,7 @@ import hashlib
 import threading
 from collections.abc import Collection, Hashable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
 import torch
 from returns.result import Success
@@ -39,7 +39,7 @@ class ByteBoundedLRU(Generic[T]):
         self.limit = limit
         self.bytes = 0
         """How many are kept."""
-        self._held: dict[Any, tuple[int, T]] = {}
+        self._held: dict[object, tuple[int, T]] = {}
 
     def __contains__(self, key: Hashable) -> bool:
         return key in self._held

@@ -337,7 +337,9 @@ class Prefixes:
             count(read, present)
         return result
 
-    def read_alone(self, model: Any, row: HFRow, count: Count, *, fixed: bool) -> Prefilled | None:
+    def read_alone(
+        self, model: object, row: HFRow, count: Count, *, fixed: bool
+    ) -> Prefilled | None:
         """Read a row as if it had never had to wait again: what it has generated since its first
         pass, or since it became long for LongRoPE, comes token by token once more.
         """
@@ -355,7 +357,7 @@ class Prefixes:
         return batch, logits
 
     def _chains(
-        self, model: Any, rows: Sequence[Any], marked: Sequence[Marked], present: Sequence[int]
+        self, model: object, rows: Sequence[Any], marked: Sequence[Marked], present: Sequence[int]
     ) -> list[Chain]:
         """What of so many of their first tokens, which are there, rows hold together."""
         self._together = self._held < math.inf and attention.reads_shared(model)
@@ -366,7 +368,7 @@ class Prefixes:
         return shared_runs(beginnings, self._least, self._held)
 
     def fork(
-        self, model: Any, batch: RunningBatch | StaticBatch, copies: Mapping[int, int]
+        self, model: object, batch: RunningBatch | StaticBatch, copies: Mapping[int, int]
     ) -> None:
         """Let copies of rows of a batch, so many of each, hold together what they begin with, where
         the model's cache takes that.
@@ -382,7 +384,7 @@ class Prefixes:
             batch.fork(copies, self._held)
 
     def _images(
-        self, model: Any, rows: Sequence[Any], images: Sequence[Any], longest: int
+        self, model: Any, rows: Sequence[object], images: Sequence[Any], longest: int
     ) -> tuple[torch.Tensor, dict[str, Any]]:
         """The positions of the last so many columns of the rows, and the inputs of the images that
         are among them.
@@ -393,7 +395,7 @@ class Prefixes:
         pixels = image_inputs(self._pixels(images), ids[:, -longest:], mask[:, -longest:], model)
         return positions[..., -longest:], pixels
 
-    def _read(self, model: Any, row: Any, lengths: Sequence[int], count: Count) -> None:
+    def _read(self, model: object, row: Any, lengths: Sequence[int], count: Count) -> None:
         """Read those of these beginnings of a row that are not there, each behind the one before
         it.
         """
@@ -420,7 +422,9 @@ class Prefixes:
         """
         return 0 if self.off or not self._tree.bytes else self._tree.turns_of(self._marked(row))
 
-    def keep(self, model: Any, row: HFRow, batch: RunningBatch | StaticBatch, index: int) -> None:
+    def keep(
+        self, model: object, row: HFRow, batch: RunningBatch | StaticBatch, index: int
+    ) -> None:
         """Let what was read and generated of a row stay."""
         if not self.off:
             marked = self._marked(row)
@@ -429,7 +433,7 @@ class Prefixes:
 
     def _keep(
         self,
-        model: Any,
+        model: object,
         marked: Marked,
         batch: RunningBatch | StaticBatch,
         index: int,

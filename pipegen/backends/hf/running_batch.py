@@ -95,7 +95,7 @@ def _read(
     return StaticBatch(input_ids, rope, name, state), logits
 
 
-def can_drop_rows(name: str, state: dict[str, Any], rope: torch.Tensor | None) -> bool:
+def can_drop_rows(name: str, state: dict[str, object], rope: torch.Tensor | None) -> bool:
     """Whether all that the model keeps of a row is known, the cache under its name. Rotary offsets,
     which it keeps on its module, must not be needed: they are part of the positions.
     """
@@ -128,7 +128,7 @@ class StaticBatch:
         input_ids: torch.Tensor,
         rope: torch.Tensor | None,
         cache_name: str | None,
-        state: dict[str, Any],
+        state: dict[str, object],
     ) -> None:
         self._ids, self._rope, self._cache_name = input_ids, rope, cache_name
         self._state = without_cache(state) if cache_name is None else state
@@ -410,7 +410,7 @@ def read_behind(
     beginnings: Sequence[Beginning],
     new_ids: Sequence[Sequence[int]],
     pad: int,
-    images: tuple[torch.Tensor, dict[str, Any]] | None = None,
+    images: tuple[torch.Tensor, dict[str, object]] | None = None,
     chains: Sequence[Chain] = (),
 ) -> tuple[RunningBatch, torch.Tensor]:
     """Rows whose beginnings are there, each with tokens of its own read behind it in one pass; and

@@ -24,7 +24,7 @@ def correct_positions(model: Any) -> None:
                 _correct(module, model.config.vision_config)
 
 
-def _correct(module: Any, vision: Any) -> None:
+def _correct(module: Any, vision: object) -> None:
     original = module.get_rope_index
 
     def get_rope_index(
@@ -34,7 +34,7 @@ def _correct(module: Any, vision: Any) -> None:
         video_grid_thw: torch.Tensor | None = None,
         second_per_grid_ts: torch.Tensor | None = None,
         attention_mask: torch.Tensor | None = None,
-        **more: Any,
+        **more: object,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         arguments: dict[str, Any] = {
             "mm_token_type_ids": mm_token_type_ids,

@@ -70,7 +70,7 @@ def models_of(answer: Mapping[str, object]) -> dict[str, int | None]:
     }
 
 
-def about_in(page: Mapping[str, object]) -> dict[str, Any]:
+def about_in(page: Mapping[str, object]) -> dict[str, object]:
     """What is kept of a page; vLLM has settings in parts of it.
 
     >>> about_in(
@@ -153,7 +153,7 @@ class Directory:
 
     async def _look_up(self) -> None:
         models = await self._get("/v1/models")
-        about_fields: dict[str, Any] = {}
+        about_fields: dict[str, object] = {}
         for path in self._about:
             if path is not None and models is not None:
                 about_fields |= about_in(await self._get(path) or {})

@@ -269,7 +269,7 @@ def scores_of_tables(tables: object, request: ServerRequest) -> Slot[Scores]:
         return malformed(
             f"the answer has {count} log probabilities of a prompt of {request.prompt_tokens} tokens"
         )
-    pairs: list[tuple[Any, list[Pair]]] = []
+    pairs: list[tuple[object, list[Pair]]] = []
     for token, table in zip(
         request.token_ids[-request.scored :], tables[-request.scored :], strict=True
     ):

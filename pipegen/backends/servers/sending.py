@@ -471,7 +471,7 @@ class Sender:
             await self.transport.abort(self.wire.abort(rid))
 
 
-def _estimated(*parts: Any) -> int:
+def _estimated(*parts: object) -> int:
     """About how many tokens messages and tools have: one for four bytes of text, and `IMAGE` for an
     image.
 

@@ -25,7 +25,7 @@ _SCALE_SINCE = (0, 30)
 """From this version on vLLM computes the scale of attention of YaRN as transformers does."""
 
 
-def corrections(config: Any, version: tuple[int, int]) -> dict[str, Any]:
+def corrections(config: Any, version: tuple[int, int]) -> dict[str, object]:
     """The settings that vLLM of that version has to be given other values of, nested as in the
     configuration.
 
@@ -59,7 +59,7 @@ def corrections(config: Any, version: tuple[int, int]) -> dict[str, Any]:
     return {name: changed} if changed and name is not None else changed
 
 
-def _scaled(rope: Any) -> Any:
+def _scaled(rope: object) -> object:
     """YaRN's settings with the factor that makes of vLLM's own scale of attention the one that
     transformers computes; others as they are.
     """
@@ -80,7 +80,7 @@ def _scale(factor: float, mscale: float) -> float:
     return 1.0 if factor <= 1 else 0.1 * mscale * math.log(factor) + 1.0
 
 
-def with_corrections(changed: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
+def with_corrections(changed: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, object]:
     """The corrections together with a user's own `hf_overrides`, whose values win.
 
     >>> with_corrections(

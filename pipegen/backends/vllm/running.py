@@ -93,7 +93,12 @@ class Running(SharedSteps[Any]):
             return renderer.render_cmpl([prompt])[0]
 
     def add(
-        self, request_id: str, prompt: Any, params: Any, mailbox: Mailbox[Any], adapter: str = ""
+        self,
+        request_id: str,
+        prompt: object,
+        params: object,
+        mailbox: Mailbox[Any],
+        adapter: str = "",
     ) -> None:
         """Queue a request for that adapter; its outputs will go to `mailbox`. Raises one of `refusals()` where vLLM
         does not take it, and `CallFailed`.
@@ -190,7 +195,7 @@ def _failed(raised: Raised) -> BackendFailed:
     return BackendFailed(raised.words, backend="vllm", incident=raised.incident)
 
 
-def _wait(core: Any) -> None:
+def _wait(core: object) -> None:
     """Wait for outputs of an engine in a process of its own. vLLM's `step` would wait for ever for
     a process that was killed: it only notes its death.
     """

@@ -112,7 +112,7 @@ def _by_vllm(folder: Path, score_inputs: Sequence[ScoreInput]) -> Sequence[Slot[
     from pipegen.backends.vllm.vllm_engine import VLLMEngine
 
     longest = max(len(row.token_ids) for row in score_inputs)
-    settings: dict[str, Any] = {
+    settings: dict[str, object] = {
         "enforce_eager": True,
         "max_num_seqs": 2,
         "kv_cache_memory_bytes": 64 << 20,

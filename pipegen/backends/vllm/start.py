@@ -177,7 +177,7 @@ def check_files(load: ModelLoadConfig, source: str) -> None:
             raise CannotStart(*broken)
 
 
-def unread_settings(config: Mapping[str, Any], read_names: Collection[str]) -> list[str]:
+def unread_settings(config: Mapping[str, object], read_names: Collection[str]) -> list[str]:
     """The settings of an adapter that change what it does, and are not among those that vLLM reads.
 
     >>> unread_settings(
@@ -354,13 +354,13 @@ def image_limit(checkpoint: Checkpoint, kind: str = "image") -> int | None:
     return limit if isinstance(limit, int) else None
 
 
-def engine_arguments(checkpoint: Checkpoint) -> dict[str, Any]:
+def engine_arguments(checkpoint: Checkpoint) -> dict[str, object]:
     """The arguments of `EngineArgs`, everything that decides about the output set explicitly.
     Raises as `check_arguments` does.
     """
     check_arguments(checkpoint)
     load = checkpoint.load
-    arguments: dict[str, Any] = {
+    arguments: dict[str, object] = {
         "model": checkpoint.source,
         # what `auto` means is for pipegen to say: vLLM would make bfloat16 of float32
         "dtype": checkpoint.dtype,
@@ -408,7 +408,7 @@ def takes_grammars(load: ModelLoadConfig) -> bool:
     return isinstance(chosen, Mapping) and chosen.get("backend", "guidance") == "guidance"
 
 
-def adapter_arguments(checkpoint: Checkpoint) -> dict[str, Any]:
+def adapter_arguments(checkpoint: Checkpoint) -> dict[str, object]:
     """The arguments that make room for the adapters; none where there are none. Raises `BadAdapter`
     where one is not the model's, as a whole.
     """
@@ -424,7 +424,7 @@ def adapter_arguments(checkpoint: Checkpoint) -> dict[str, Any]:
     }
 
 
-def adapter_slots(load: ModelLoadConfig) -> dict[str, Any]:
+def adapter_slots(load: ModelLoadConfig) -> dict[str, object]:
     """How many adapters vLLM holds for one step, where requests choose among several.
 
     On a CPU it gives rows without an adapter that of its last slot, so there one stays empty.

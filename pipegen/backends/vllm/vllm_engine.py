@@ -327,7 +327,11 @@ class VLLMSession:
                 self._refused.append(RowDone(row=position, slot=Failure(refused)))
 
     def _queue(
-        self, running: Running, position: int, adapter: str, prompt_and_params: tuple[Prompt, Any]
+        self,
+        running: Running,
+        position: int,
+        adapter: str,
+        prompt_and_params: tuple[Prompt, object],
     ) -> GenerationError | None:
         """Queue a row with its sampling parameters, or say why vLLM refuses it."""
         prompt, params = prompt_and_params

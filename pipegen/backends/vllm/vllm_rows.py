@@ -26,7 +26,7 @@ from pipegen.records.results import Encoded, Finish, Prompt, Raw
 from pipegen.records.scores import ScoreInput, TokenScores
 
 
-def vllm_prompt(prompt: Prompt, *, resized: bool) -> dict[str, Any]:
+def vllm_prompt(prompt: Prompt, *, resized: bool) -> dict[str, object]:
     """The prompt as vLLM takes it: token ids with one placeholder for each image and video (vLLM
     expands them, also those already expanded), the images, and the frames with their times.
 
@@ -35,7 +35,7 @@ def vllm_prompt(prompt: Prompt, *, resized: bool) -> dict[str, Any]:
     """
     if not prompt.images:
         return {"prompt_token_ids": list(prompt.token_ids)}
-    data: dict[str, list[Any]] = {}
+    data: dict[str, list[object]] = {}
     for image in prompt.images:
         if image.is_video:
             data.setdefault("video", []).append((as_array(image), metadata_of_video(image)))
@@ -135,7 +135,7 @@ class VLLMRow(RowState):
             self._ended(completion.finish_reason)
         return event if self.error is None else None
 
-    def _note(self, began: int, tables: Sequence[Any]) -> None:
+    def _note(self, began: int, tables: Sequence[object]) -> None:
         for index, token_id in enumerate(self.token_ids[began:]):
             table = tables[index] if index < len(tables) else None
             entry = logprob_of(

@@ -45,10 +45,10 @@ def _params() -> Any:
         back, even with `ignore_eos`; here everything is set.
         """
 
-        def update_from_generation_config(self, *_: Any, **__: Any) -> None:
+        def update_from_generation_config(self, *_: object, **__: object) -> None:
             """Nothing comes from the checkpoint."""
 
-        def update_from_tokenizer(self, *_: Any) -> None:
+        def update_from_tokenizer(self, *_: object) -> None:
             """Barred words are spelled by pipegen: vLLM leaves out a spelling with a space if it has
             more tokens, or fewer, than that without one.
             """
@@ -107,7 +107,7 @@ def too_many(barred: Spellings) -> UnsupportedOption | None:
     )
 
 
-def _structured(options: GenerationOptions, grammar: str | None) -> dict[str, Any]:
+def _structured(options: GenerationOptions, grammar: str | None) -> dict[str, object]:
     """The form of the answer as an argument of `SamplingParams`, as a grammar where there is
     one.
     """

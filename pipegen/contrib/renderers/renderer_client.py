@@ -37,7 +37,7 @@ _VLLM = VLLMBackend()
 
 async def generate(
     *,
-    client: Any,
+    client: object,
     renderer: Any,
     messages: list[Any],
     model: str,
@@ -45,7 +45,7 @@ async def generate(
     multi_modal_data: Any = None,
     prompt_attribution: Any = None,
     tools: list[Any] | None = None,
-    sampling_params: dict[str, Any] | None = None,
+    sampling_params: dict[str, object] | None = None,
     cache_salt: str | None = None,
     priority: int | None = None,
     extra_headers: dict[str, str] | None = None,
@@ -136,7 +136,7 @@ def _result(
     ran: list[int],
     renderer: Any,
     tools: list[Any] | None,
-) -> dict[str, Any]:
+) -> dict[str, object]:
     parsed = renderer.parse_response(list(completion.token_ids), prompt_ids=list(ran), tools=tools)
     finish = completion.finish_reason
     if finish == "stop" and any(call.status == "ok" for call in parsed.tool_calls):

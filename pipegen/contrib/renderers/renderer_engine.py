@@ -121,7 +121,7 @@ class KeywordBackend(Protocol):
         ...
 
 
-def full_params(prompt: TokenPrompt) -> dict[str, Any]:
+def full_params(prompt: TokenPrompt) -> dict[str, object]:
     """The sampling parameters, with the renderer's stop tokens, logprobs, and special tokens
     kept.
     """
@@ -134,7 +134,7 @@ def full_params(prompt: TokenPrompt) -> dict[str, Any]:
 
 
 async def ask(
-    backend: RendererBackend | KeywordBackend, client: Any, prompt: TokenPrompt
+    backend: RendererBackend | KeywordBackend, client: object, prompt: TokenPrompt
 ) -> Generated:
     """Ask a backend of either form. Raises what it raises, and `TypeError` if it does not return
     `Generated`.
@@ -183,7 +183,7 @@ async def post(
     return content
 
 
-def _response_type() -> Any:
+def _response_type() -> object:
     """The raw response type of the openai client's HTTP library."""
     try:
         library = importlib.import_module("httpx")

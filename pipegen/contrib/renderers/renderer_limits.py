@@ -34,7 +34,7 @@ class ContextLimits:
         """Clear the cache."""
         self._known.clear()
 
-    async def of(self, client: Any, model: str, facts: Sequence[str] = ()) -> int | None:
+    async def of(self, client: object, model: str, facts: Sequence[str] = ()) -> int | None:
         """The `max_model_len` of a model, from the server's `/v1/models`; None if that is missing
         or the request failed.
 
@@ -55,7 +55,7 @@ class ContextLimits:
         # a cancelled caller does not cancel the others
         return await asyncio.shield(self._asking[place])
 
-    async def _ask(self, client: Any, key: Key, facts: Sequence[str]) -> int | None:
+    async def _ask(self, client: object, key: Key, facts: Sequence[str]) -> int | None:
         listed, about = await _page(client, "/models"), None
         for path in facts:
             about = about or await _page(client, f"{root_of(client)}{path}")
@@ -69,10 +69,10 @@ class ContextLimits:
         return limit
 
 
-async def _page(client: Any, path: str) -> Mapping[str, Any] | None:
+async def _page(client: Any, path: str) -> Mapping[str, object] | None:
     """The object that the server answers; None if the client raises."""
     answers = await asyncio.gather(client.get(path, cast_to=dict[str, Any]), return_exceptions=True)
-    answer: Any = answers[0]
+    answer: object = answers[0]
     if isinstance(answer, Exception):  # of any library: without a limit the request is sent
         _log.debug("%s could not be asked: %s", path, answer)
     elif isinstance(answer, BaseException):

@@ -106,7 +106,7 @@ _SERDE = (
 """The modules of vLLM's encoder, newest first."""
 
 
-def features_of(media: Any) -> dict[str, Any]:
+def features_of(media: Any) -> dict[str, object]:
     """The `features` of a request. Raises `NotImplementedError` for other media or an unknown model
     family, and `RuntimeError` if vLLM is not installed.
 
@@ -178,7 +178,7 @@ def _joined(items: Sequence[Item], name: str, torch: Any) -> Any:
     return torch.cat([torch.as_tensor(item[name]) for item in items])
 
 
-def _qwen_vl(items: Sequence[Item], torch: Any, field: Any) -> Inputs:
+def _qwen_vl(items: Sequence[Item], torch: object, field: Any) -> Inputs:
     """The patches of all images in one tensor; the grid gives the number for each image."""
     grids = _joined(items, "image_grid_thw", torch)
     fields = {
@@ -188,7 +188,7 @@ def _qwen_vl(items: Sequence[Item], torch: Any, field: Any) -> Inputs:
     return {"pixel_values": _joined(items, "pixel_values", torch), "image_grid_thw": grids}, fields
 
 
-def _gemma4(items: Sequence[Item], torch: Any, field: Any) -> Inputs:
+def _gemma4(items: Sequence[Item], torch: object, field: Any) -> Inputs:
     """With vLLM's name for the positions."""
     values = {
         "pixel_values": _joined(items, "pixel_values", torch),
