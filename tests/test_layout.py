@@ -44,21 +44,21 @@ ROOMS = (
 )
 """Each imports only itself and those before it."""
 BUDGETS = {
-    "backends": 134_106,
-    "cli": 43_070,
-    "records": 39_855,
-    "report": 33_178,
-    "drivers": 32_010,
+    "backends": 134_103,
+    "cli": 43_067,
+    "records": 40_195,
+    "report": 33_177,
+    "drivers": 32_019,
     "jobs": 32_408,
     "testing": 25_024,
     "stages": 24_508,
     "io": 22_048,
-    "template": 16_228,
+    "template": 16_226,
     "answer": 14_032,
     "core": 13_576,
     "media": 13_062,
-    "contrib": 9_271,
-    "config": 8_375,
+    "contrib": 9_270,
+    "config": 8_373,
     "engines": 7_683,
     "ending": 7_554,
     "plugins": 5_364,
@@ -66,7 +66,7 @@ BUDGETS = {
     "embedded": 40,
 }
 """How many nodes of the syntax tree each room may have."""
-ANY, ANY_IN_CORE = 1_965, 30
+ANY, ANY_IN_CORE = 1_381, 29
 """How often `Any` may stand in the package, and in its core."""
 OPENED = {"records": 4, "stages": 23}
 """How often these rooms may call `is_ok` or `unwrap`, where a Result is not chained."""

@@ -61,7 +61,7 @@ def to_plain(
     *,
     brief: bool = False,
     metadata: Mapping[str, object] | None = None,
-) -> dict[str, object]:
+) -> dict[str, Any]:
     """A slot as JSON data. `id` replaces the result's own id.
 
     `brief` keeps what people read: id, text, finish and error, and stop, reasoning, tool calls,

@@ -179,7 +179,7 @@ class RepeatedObjects:
         self._strings = {0}
         """Digests of the strings written, and of all their prefixes."""
 
-    def __call__(self, input_ids: Any, scores: Any) -> object:
+    def __call__(self, input_ids: Any, scores: Any) -> Any:
         """The scores (1, vocabulary), minus infinity for tokens that would complete a repeat;
         `input_ids` (1, length) begin with the prompt.
         """

@@ -255,9 +255,7 @@ def _reader(hint: object) -> Read | None:
     if (item := item_of(hint)) is not None:
         sure = {NoneType} if item is not get_args(hint)[0] else set[object]()
         return functools.partial(_several, sure | _PLAIN.keys() & {item}, _reader(item))
-    if get_origin(hint) is tuple:
-        return functools.partial(_together, [*map(_reader, get_args(hint))])
-    return None
+    return _list if get_origin(hint) is tuple else None
 
 
 _PLAIN = {str: "a string", int: "a whole number", bool: "true or false"}
@@ -273,25 +271,15 @@ def _plain(kind: Any, value: Any) -> object:
     raise TypeError(f"it takes {_PLAIN[kind]}, not {value!r:.80}")
 
 
-def _several(sure: set[object], read: Read | None, values: Any) -> tuple[object, ...]:
+def _several(sure: set[object], read: Read | None, values: object) -> tuple[object, ...]:
     """A list of values of one kind. Those of the types `sure` are taken as they stand."""
-    values = _list(values)
-    if read is None or sure.issuperset(map(type, values)):
-        return values
-    return tuple([value if type(value) in sure else read(value) for value in values])
+    listed = _list(values)
+    if read is None or sure.issuperset(map(type, listed)):
+        return listed
+    return tuple([value if type(value) in sure else read(value) for value in listed])
 
 
-def _together(reads: Sequence[Read | None], values: Any) -> tuple[object, ...]:
-    """As many values as there are kinds."""
-    values = _list(values)
-    if len(values) != len(reads):
-        raise ValueError(f"it takes {len(reads)} values, not {len(values)}")
-    return tuple(
-        [read(value) if read else value for read, value in zip(reads, values, strict=True)]
-    )
-
-
-def _list(values: Any) -> tuple[Any, ...]:
+def _list(values: Any) -> tuple[object, ...]:
     if isinstance(values, str):
         raise TypeError(f"it takes a list, not {values!r:.80}")
     return tuple(values)

@@ -136,7 +136,7 @@ def next_turn(
     return kind(**fields)
 
 
-def transcript_of(result: GenerationResult) -> list[dict[str, object]]:
+def transcript_of(result: GenerationResult) -> list[dict[str, Any]]:
     """The conversation as plain messages; see `GenerationResult.transcript`."""
     if result.turn is None:
         if result.written_transcript:

@@ -522,14 +522,14 @@ class GenerationResult:
         return rollouts_of(self)
 
     @property
-    def transcript(self) -> list[dict[str, object]]:
+    def transcript(self) -> list[dict[str, Any]]:
         """The conversation as messages. Tools' answers are in it. `InvalidField` if it is unknown."""
         from pipegen.records.next_turn import transcript_of  # which is made of results
 
         return transcript_of(self)
 
     @property
-    def _transcript(self) -> list[dict[str, object]]:
+    def _transcript(self) -> list[dict[str, Any]]:
         """What lines and tables have of it: that of a result of several rounds."""
         held = self.written_transcript if self.turn is None else self.turn.request.messages
         return self.transcript if self.rounds and held else []

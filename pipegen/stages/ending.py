@@ -12,8 +12,9 @@ one special token is a stop token.
 
 `text` ends before the stop string, or where the plugin says. The stage `trim` may change it then.
 
-Engines that give ids follow them with a `TokenFold` (`pipegen.backends.engine_rows`). Then `decode`
-makes text of the ids, and `stop` cuts it. `stop` takes the engine's word (`Ending`) only where it is
+Engines of this process follow their ids with a `TokenFold` (`pipegen.backends.engine_rows`). A
+server is sent the stops; its answer is followed only where it cannot end the row. Where it says that
+it failed or refused, the slot fails. Then `decode` makes text of the ids, and `stop` cuts it. `stop` takes the engine's word (`Ending`) only where it is
 about the very ids, options, texts and plugins of the answer, and says where. Else it feeds
 a `TextFold`. An engine gets no stops if a stage before `stop` changes the text (see
 `pipegen.stages.calling`). Chat routes have neither stage: `pipegen.backends.servers.chat_engine`
