@@ -253,8 +253,8 @@ def _reader(hint: object) -> Read | None:
     if get_origin(hint) is Literal:
         return functools.partial(_one_of, get_args(hint))
     if (item := item_of(hint)) is not None:
-        sure = {NoneType} if item is not get_args(hint)[0] else set[object]()
-        return functools.partial(_several, sure | _PLAIN.keys() & {item}, _reader(item))
+        sure: set[object] = {NoneType} if item is not get_args(hint)[0] else set()
+        return functools.partial(_several, sure.union({item} & _PLAIN.keys()), _reader(item))
     return _list if get_origin(hint) is tuple else None
 
 
