@@ -239,6 +239,15 @@ def test_whole_numbers_that_became_floats_are_read() -> None:
     assert {type(number) for number in (read.prompt_tokens, *(read.token_ids or ()))} == {int}
 
 
+def test_text_of_a_type_of_ones_own_is_text() -> None:
+    class Text(str):
+        __slots__ = ()
+
+    line = encode(GenerationResult(text="", raw_text="", finish=Finish.EOS, options=resolve()))
+    read = decode({**line, "text": Text("a"), "reasoning": Text("b")}, GenerationResult)
+    assert (read.text, read.reasoning) == ("a", "b")
+
+
 def test_images_and_videos_come_back_from_their_text() -> None:
     frames = (ImageSource(data=b"a"), ImageSource(path="b.png"))
     images = (
