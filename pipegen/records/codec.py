@@ -25,7 +25,6 @@ import marshal
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
-from numbers import Integral
 from types import NoneType, UnionType
 from typing import Any, Literal, NamedTuple, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -211,10 +210,8 @@ def _decoder(kind: object) -> tuple[list[Declared], Callable[..., Any]]:
         if default is not _NONE:
             space[f"_default_{key}"] = default
             takes.append(f"{key}=_default_{key}")
-        if read is not None:  # what has a plain type already is not read
-            space[f"_type_{key}"] = hint if hint in _PLAIN else NoneType
-            unread = f"{key} is not None and type({key}) is not _type_{key}"
-            lines.append(f"  if {unread}: _at = {key!r}; {key} = _read_{key}({key})")
+        if read is not None:
+            lines.append(f"  if {key} is not None: _at = {key!r}; {key} = _read_{key}({key})")
     gives = ", ".join([f"{field.name}={field.key}" for field in declared(kind)])
     code = f"""def made(*, {", ".join(takes)}, **_others):
  try:
@@ -239,56 +236,18 @@ def word_of(kind: object) -> str:
 
 
 def _reader(hint: object) -> Read | None:
-    """Reads a value; None where any is taken as it stands."""
-    form = _form_of(hint)
-    if form is not None:
-        return form[1]
-    if isinstance(hint, type) and dataclasses.is_dataclass(hint):
+    """Reads a value; None where it is as it stands."""
+    item, form = item_of(hint), _form_of(hint)
+    if form is None and isinstance(hint, type) and dataclasses.is_dataclass(hint):
         if word_of(hint):
             return functools.partial(decode, kind=hint)
         _, made = _decoder(hint)
         return lambda values: made(**values)
-    if hint in _PLAIN:
-        return functools.partial(_plain, hint)
-    if get_origin(hint) is Literal:
-        return functools.partial(_one_of, get_args(hint))
-    if (item := item_of(hint)) is not None:
-        sure: set[object] = {NoneType} if item is not get_args(hint)[0] else set()
-        return functools.partial(_several, sure.union({item} & _PLAIN.keys()), _reader(item))
-    return _list if get_origin(hint) is tuple else None
-
-
-_PLAIN = {str: "a string", int: "a whole number", bool: "true or false"}
-
-
-def _plain(kind: Any, value: Any) -> object:
-    """A value of a plain type. A whole number may be a float, as pandas makes of it."""
-    is_whole = isinstance(value, (float, Integral)) and not isinstance(value, bool)
-    if kind is int and is_whole and value % 1 == 0:
-        return int(value)
-    if kind is not int and isinstance(value, kind):
-        return value
-    raise TypeError(f"it takes {_PLAIN[kind]}, not {value!r:.80}")
-
-
-def _several(sure: set[object], read: Read | None, values: object) -> tuple[object, ...]:
-    """A list of values of one kind. Those of the types `sure` are taken as they stand."""
-    listed = _list(values)
-    if read is None or sure.issuperset(map(type, listed)):
-        return listed
-    return tuple([value if type(value) in sure else read(value) for value in listed])
-
-
-def _list(values: Any) -> tuple[object, ...]:
-    if isinstance(values, str):
-        raise TypeError(f"it takes a list, not {values!r:.80}")
-    return tuple(values)
-
-
-def _one_of(choices: tuple[object, ...], value: object) -> object:
-    if value in choices:
-        return value
-    raise ValueError(f"it takes one of {', '.join(map(str, choices))}, not {value!r:.80}")
+    if form is None and item is not None and (read := _reader(item)) is not None:
+        if item is get_args(hint)[0]:
+            return lambda values: tuple([read(value) for value in values])
+        return lambda values: tuple([value if value is None else read(value) for value in values])
+    return form[1] if form else tuple if get_origin(hint) is tuple else None
 
 
 def error_to_plain(error: GenerationError) -> dict[str, Any]:
@@ -370,7 +329,7 @@ def options_to_plain(options: GenerationOptions) -> dict[str, Any]:
 
 
 @functools.lru_cache(maxsize=1024)  # the rows of a job have few distinct options
-def _set_options(options: GenerationOptions) -> dict[str, object]:
+def _set_options(options: GenerationOptions) -> dict[str, Any]:
     return without_none(flat_values(options))
 
 

@@ -207,47 +207,6 @@ def test_what_a_field_does_not_take_is_no_line(fields: dict[str, Any]) -> None:
         to_plain(Success(unchecked_replace(result, **fields)))
 
 
-@pytest.mark.parametrize(
-    ("values", "words"),
-    [
-        (
-            {"prompt_tokens": "x"},
-            "prompt_tokens does not have .*: it takes a whole number, not 'x'",
-        ),
-        ({"prompt_tokens": True}, "it takes a whole number, not True"),
-        ({"completion_tokens": 1.5}, "it takes a whole number, not 1.5"),
-        ({"token_ids": ["x"]}, "it takes a whole number, not 'x'"),
-        ({"token_ids": "12"}, "it takes a list, not '12'"),
-        ({"text": 5}, "it takes a string, not 5"),
-        ({"thinking": 3}, "it takes one of honoured, unsupported, not 3"),
-        ({"thinking_unfinished": 1}, "it takes true or false, not 1"),
-        ({"image_grid_thw": ["12"]}, "it takes a list, not '12'"),
-        ({"logprobs": [{"token_id": "x", "logprob": 0}]}, "it takes a whole number, not 'x'"),
-    ],
-)
-def test_a_line_of_other_types_is_refused(values: dict[str, Any], words: str) -> None:
-    line = encode(GenerationResult(text="", raw_text="", finish=Finish.EOS, options=resolve()))
-    with pytest.raises(InvalidField, match=words):
-        decode({**line, **values}, GenerationResult)
-
-
-def test_whole_numbers_that_became_floats_are_read() -> None:
-    """A column of whole numbers in which some are missing is one of floats in pandas."""
-    line = encode(GenerationResult(text="", raw_text="", finish=Finish.EOS, options=resolve()))
-    read = decode({**line, "prompt_tokens": 3.0, "token_ids": [1.0, 2]}, GenerationResult)
-    assert (read.prompt_tokens, read.token_ids) == (3, (1, 2))
-    assert {type(number) for number in (read.prompt_tokens, *(read.token_ids or ()))} == {int}
-
-
-def test_text_of_a_type_of_ones_own_is_text() -> None:
-    class Text(str):
-        __slots__ = ()
-
-    line = encode(GenerationResult(text="", raw_text="", finish=Finish.EOS, options=resolve()))
-    read = decode({**line, "text": Text("a"), "reasoning": Text("b")}, GenerationResult)
-    assert (read.text, read.reasoning) == ("a", "b")
-
-
 def test_images_and_videos_come_back_from_their_text() -> None:
     frames = (ImageSource(data=b"a"), ImageSource(path="b.png"))
     images = (
@@ -267,8 +226,8 @@ def test_images_and_videos_come_back_from_their_text() -> None:
 @pytest.mark.parametrize(
     ("values", "words"),
     [
-        ({"mask": [True]}, "Rollout.mask takes True or False for each of the 2 token_ids, not [T"),
-        ({"mask": [1, 0]}, "mask does not have the form of a rollout's: it takes true or false"),
+        ({"mask": [1]}, "Rollout.mask takes True or False for each of the 2 token_ids, not [1]"),
+        ({"mask": [1, 0]}, "Rollout.mask takes True or False for each of the 2 token_ids"),
         ({"mask": []}, "Rollout.mask takes True or False for each of the 2 token_ids"),
         ({"mask": [True] * 3}, "Rollout.mask takes True or False for each of the 2 token_ids"),
         ({"logprobs": [0.0]}, "Rollout.logprobs takes a number for each of the 2 token_ids"),
