@@ -174,7 +174,7 @@ class Admission(NamedTuple):
     def batch(self, requests: Iterable[Request]) -> Batch[GenerationRequest]:
         """The batch that a route starts from, admitted, with its images read."""
         require_iterable(requests)
-        return self._with_images([*map(self.admitted, requests)])
+        return self.with_images([*map(self.admitted, requests)])
 
     async def batch_beside(self, requests: Iterable[Request]) -> Batch[GenerationRequest]:
         """As `batch`, beside the running event loop. Few requests are admitted at once, which takes
@@ -189,9 +189,9 @@ class Admission(NamedTuple):
         batch = [*map(self.admitted, requests)]
         if not _sourced(batch):
             return tuple(batch)
-        return await asyncio.to_thread(self._with_images, batch)
+        return await asyncio.to_thread(self.with_images, batch)
 
-    def _with_images(self, batch: list[Slot[GenerationRequest]]) -> Batch[GenerationRequest]:
+    def with_images(self, batch: list[Slot[GenerationRequest]]) -> Batch[GenerationRequest]:
         sourced = _sourced(batch)
         loaded = parallel(lambda place: self.loaded(batch[place]), sourced) if sourced else ()
         for place, slot in zip(sourced, loaded, strict=True):

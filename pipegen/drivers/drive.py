@@ -467,7 +467,7 @@ class Drive(Generic[K]):
         requests = [self._requests[number] for number in numbers]
         for number in numbers:
             self._sessions.scopes.end(number)
-        inputs = [self._input.admission.loaded(request.given) for request in requests]
+        inputs = self._input.admission.with_images([request.given for request in requests])
         slots = isolated(lambda batch: drive(self._pipe, batch), inputs, bug)
         for request, slot in zip(requests, slots, strict=True):
             self._end(request, slot)

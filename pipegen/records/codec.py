@@ -44,6 +44,8 @@ _NULL = frozenset((NoneType,))
 _SURE = frozenset((int, str, bool)) | _NULL
 """The types of plain fields' values that are written as they are."""
 _NONE = dataclasses.MISSING
+_UNREAD = (KeyError, OverflowError, TypeError, ValueError)
+"""What reading a value of another form raises."""
 
 
 class Declared(NamedTuple):
@@ -202,7 +204,7 @@ def _decoder(kind: object) -> tuple[list[Declared], Callable[..., Any]]:
     """The fields without a default, and the function that makes the record of the entries of a
     line. It has no loop, as `_init_of` in `fields` has none: there is such a record for each token.
     """
-    space: dict[str, Any] = {"_kind": kind, "_refused": _refused}
+    space: dict[str, Any] = {"_kind": kind, "_refused": _refused, "_UNREAD": _UNREAD}
     needed = [field for field in declared(kind) if field.default is _NONE]
     takes, lines = [field.key for field in needed], list[str]()
     for _, key, hint, _, default, _ in declared(kind):
@@ -217,7 +219,7 @@ def _decoder(kind: object) -> tuple[list[Declared], Callable[..., Any]]:
  try:
   _at = ""
 {chr(10).join(lines)}
- except (KeyError, TypeError, ValueError) as refusal: raise _refused(_kind, _at, refusal) from None
+ except _UNREAD as refusal: raise _refused(_kind, _at, refusal) from None
  return _kind({gives}, **_others)"""
     exec(code, space)  # noqa: S102 - of the names of fields
     return needed, space["made"]
@@ -280,18 +282,21 @@ _ERRORS: Mapping[str, Any] = {
 
 def error_from(values: object) -> GenerationError:
     """The error that `error_to_plain` was given. A null says nothing. Raises `InvalidField` for an
-    unknown type or field.
+    unknown type or field, and for a value of another form.
     """
     if not isinstance(values, Mapping):
         raise InvalidField(f"error takes a mapping with a 'type', not {type(values).__name__}")
     fields = without_none(values)
     name = fields.pop("type", None)
-    if name not in _ERRORS:
+    if not isinstance(name, str) or name not in _ERRORS:
         raise InvalidField(f"error.type takes one of {', '.join(_ERRORS)}, not {name!r:.200}")
     names = [field.name for field in declared(_ERRORS[name])]
     for unknown in fields.keys() - names:
         raise InvalidField(f"{name} has no field {unknown!r:.200}{nearest(unknown, names)}")
-    error: GenerationError = decode(fields, _ERRORS[name])
+    try:
+        error: GenerationError = decode(fields, _ERRORS[name])
+    except _UNREAD as refusal:
+        raise InvalidField(f"{name} does not have the form of an error: {refusal}") from None
     return error
 
 
@@ -329,7 +334,7 @@ def options_to_plain(options: GenerationOptions) -> dict[str, Any]:
 
 
 @functools.lru_cache(maxsize=1024)  # the rows of a job have few distinct options
-def _set_options(options: GenerationOptions) -> dict[str, Any]:
+def _set_options(options: GenerationOptions) -> dict[str, object]:
     return without_none(flat_values(options))
 
 

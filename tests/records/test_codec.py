@@ -326,6 +326,27 @@ def test_a_line_is_refused_in_the_words_of_its_record() -> None:
     assert not isinstance(raised.value, InvalidField)
 
 
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"earlier": 3}, "Timeout does not have the form of an error: 'int' object is not iter"),
+        ({"type": "RateLimited", "retry_after": "soon"}, "could not convert string to float"),
+        ({"type": "RateLimited", "retry_after": 10**400}, "int too large to convert to float"),
+        ({"type": ["Timeout"]}, r"error.type takes one of .*, not \['Timeout'\]"),
+        ({"earlier": [{"type": {}}]}, r"error.type takes one of .*, not \{\}"),
+    ],
+)
+def test_an_error_of_another_form_is_refused_in_words(values: dict[str, Any], words: str) -> None:
+    with pytest.raises(InvalidField, match=words):
+        error_from({**error_to_plain(Timeout("slow")), **values})
+
+
+def test_a_number_beyond_floats_is_refused_by_its_field() -> None:
+    line = encode(GenerationResult(text="", raw_text="", finish=Finish.EOS, options=resolve()))
+    with pytest.raises(InvalidField, match=r"^margin does not have the form"):
+        decode({**line, "margin": 10**400}, GenerationResult)
+
+
 def test_what_an_error_does_not_have_is_left_out() -> None:
     assert not {"incident", "lasting", "earlier"} & error_to_plain(Timeout("slow")).keys()
     with pytest.raises(InvalidField, match=r"takes one of \w+(, \w+)+, not None$"):

@@ -45,7 +45,7 @@ async def generate(
     multi_modal_data: Any = None,
     prompt_attribution: Any = None,
     tools: list[Any] | None = None,
-    sampling_params: dict[str, object] | None = None,
+    sampling_params: dict[str, Any] | None = None,
     cache_salt: str | None = None,
     priority: int | None = None,
     extra_headers: dict[str, str] | None = None,
