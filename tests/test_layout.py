@@ -46,7 +46,7 @@ ROOMS = (
 BUDGETS = {
     "backends": 134_103,
     "cli": 43_067,
-    "records": 39_901,
+    "records": 39_902,
     "report": 33_177,
     "drivers": 32_019,
     "jobs": 32_408,

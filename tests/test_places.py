@@ -218,9 +218,7 @@ DIALECT = Change(
             '    "openai": "the chat route of any server',
             '    "llamacpp": "the chat route of a llama.cpp server",\n',
         ),
-        Edit(
-            "records/option_records.py", '"sglang_server", "sglang_chat"},\n', '"llamacpp_chat", '
-        ),
+        Edit("records/option_records.py", ', wires="min_p", trial=1.0', ' | {"llamacpp_chat"}'),
         Edit(
             "backends/servers/openai.py",
             '    "plain": _wire(',
@@ -239,6 +237,7 @@ from pipegen.backends.servers.dry import wire_requests
 from pipegen.config.engine_choice import backend_from
 from pipegen.config.config_files import Place
 from pipegen.config.schema import schema
+from pipegen.records.option_table import OPTIONS
 
 def asked(**options):
     request = {"messages": [{"role": "user", "content": "Hi"}], "options": options}
@@ -246,11 +245,17 @@ def asked(**options):
 
 backend = backend_from({"type": "llamacpp", "model": "m", "base_url": None}, Place("chat"))
 route = pg.backends.openai_server("m", dialect="llamacpp", served_model_name="m")
+UNTAKEN = {
+    name: entry.row.trial for name, entry in OPTIONS.items()
+    if name not in pg.ENGINES["llamacpp_chat"] and entry.row.trial is not None
+}
 print(json.dumps([
     backend.settings.dialect,
     dialect_of({"data": [{"owned_by": "llamacpp"}]}),
     asked(min_p=0.1).unwrap().body["min_p"],
     asked(repetition_penalty=2.0).failure().message,
+    [name for name, value in UNTAKEN.items() if pg.is_ok(asked(**{name: value}))],
+    len(UNTAKEN) > 15,
     asked(frequency_penalty=2.0).unwrap().body["frequency_penalty"],
     "min_p" in pg.ENGINES["llamacpp_chat"],
     json.dumps(schema()).count('"llamacpp"') > 2,
@@ -261,6 +266,8 @@ print(json.dumps([
         "llamacpp",
         0.1,
         "llama.cpp does not honour repetition_penalty=2.0",
+        [],
+        True,
         2.0,
         True,
         True,

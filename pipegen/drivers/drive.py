@@ -3,22 +3,22 @@ few lines over it.
 
 Requests are taken from the input and become rows. Rows go through the stages up to their next calls
 (`pipegen.core.interpreter`), and are added to the session of the engine that they want. A step of a
-session brings the answers of rows that have ended; these go on at once. Its `side_by_side` says how
-many rows a step advances at most. When the last row of a request is at the end of the pipe, the
-request has its slot. Of an input that is read, all calls of one engine are one session. Rows are
-added to it at any time. No request waits for another one, and an engine has rows to work on as long
-as there is input.
+session brings the answers of rows that have ended; these go on at once. Its `side_by_side` says
+about how many rows a step advances; it is 0 where rows end by themselves. When the last row of a
+request is at the end of the pipe, the request has its slot. Of an input that is read, all calls of
+one engine are one session. Rows are added to it at any time. No request waits for another one,
+unless an engine has `generate` alone, and an engine has rows to work on as long as there is input.
 
 **A whole batch** is there from the start. All its rows that want an engine at one place of the pipe
 are one call of it, in a session of its own. Scores, thoughts and parts of calls have another. They go on when all of them have ended. A call begins
 when no row is on its way to an earlier one. Some hundred rows go through the stages together, so
 what lies between two stages is soon gone.
 
-**Bounds.** At most `in_flight` requests are in flight; by default, as many as the engine says keep
-it full. Slots are given out in the order of the input. At most `REORDER` times as many requests may
-have ended and wait for slower ones before them. No input is taken while so many do. No more
-requests are prepared while the images of those in flight take `HELD_BYTES`. So memory depends on
-these bounds, and not on the length of the input.
+**Bounds.** Of an input that is read, at most `in_flight` requests are in flight; by default, as
+many as the engine says keep it full. Slots are given out in the order of the input, or, with
+`ordered=False`, as they end. No input is taken while `REORDER` times as many have ended and wait
+for slower ones before them. No more requests are prepared while the images of those in flight take
+`HELD_BYTES`. So memory depends on these bounds, and not on the length of the input.
 
 **Ending early.** `close` ends all at once. `drain` takes no more input, and lets rows end for a time.
 

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from typing import Any, Literal, NamedTuple
 
-from pipegen.records.engine_list import ENGINE_LIST, TOKEN_ENGINES
+from pipegen.records.engine_list import ENGINE_LIST, TOKEN_ENGINES, UNKNOWN_SERVERS
 
 EVERY = frozenset(ENGINE_LIST)
-SERVED = EVERY - {"openai_chat"}
-"""Every engine but a chat server that knows OpenAI's fields alone."""
+SERVED = EVERY - UNKNOWN_SERVERS
+"""Every engine but chat servers that are asked by OpenAI's fields alone."""
 VIDEOS = frozenset({"hf", "vllm"})
 """The engines that take videos."""
 LogprobsOf = Literal["raw", "processed"]

@@ -13,12 +13,13 @@ one special token is a stop token.
 `text` ends before the stop string, or where the plugin says. The stage `trim` may change it then.
 
 Engines of this process follow their ids with a `TokenFold` (`pipegen.backends.engine_rows`). A
-server is sent the stops; its answer is followed only where it cannot end the row. Where it says that
-it failed or refused, the slot fails. Then `decode` makes text of the ids, and `stop` cuts it. `stop` takes the engine's word (`Ending`) only where it is
-about the very ids, options, texts and plugins of the answer, and says where. Else it feeds
-a `TextFold`. An engine gets no stops if a stage before `stop` changes the text (see
-`pipegen.stages.calling`). Chat routes have neither stage: `pipegen.backends.servers.chat_engine`
-feeds a `TextFold`, and takes other ends from the server.
+server is sent the stops; its answer is followed where it cannot end the row, and where tokens are
+streamed. Where it says that it failed or refused, the slot fails. Then `decode` makes text of the
+ids, and `stop` cuts it. `stop` takes the engine's word (`Ending`) only where it is about the very
+ids, options, texts and plugins of the answer, and says where. Else it feeds a `TextFold`. An engine
+gets no stops if a stage before `stop` changes the text (see `pipegen.stages.calling`). Chat routes
+have neither stage: `pipegen.backends.servers.chat_engine` feeds a `TextFold`, and takes other ends
+from the server.
 """
 
 from __future__ import annotations
