@@ -44,8 +44,9 @@ class EngineRequest(NamedTuple):
     shown: bool = True
     """Whether the text of the answer may be the text of the result."""
     same: Hashable = None
-    """Rows of one engine that want the same, which is not None, are asked once: scores of equal prompts
-    do."""
+    """Rows of one engine that want the same, which is not None, are asked once. Only scores of
+    equal prompts do.
+    """
     scoped: bool = False
     """Whether the backend keeps something for the row until it leaves its loop."""
 

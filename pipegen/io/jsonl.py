@@ -213,8 +213,8 @@ def from_plain(values: Mapping[str, object]) -> Slot[GenerationResult]: ...
 def from_plain(values: Mapping[str, object], kind: type[T]) -> Slot[T]: ...
 def from_plain(values: Mapping[str, object], kind: Any = GenerationResult) -> Slot[Any]:
     """The slot that `to_plain` was given, without metadata and with its id as text: of a result, or
-    of the score or the rollout where `kind` is `Scored` or `Rollout`. Raises `InvalidField`
-    for other data; numbers are not checked.
+    of the score or the rollout where `kind` is `Scored` or `Rollout`. Raises
+    `InvalidField` for other data; numbers are not checked.
     """
     if not isinstance(values, Mapping):
         raise InvalidField(f"a line's values are a mapping, not {type(values).__name__}")

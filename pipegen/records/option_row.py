@@ -12,7 +12,7 @@ from pipegen.records.engine_list import ENGINE_LIST, TOKEN_ENGINES, UNKNOWN_SERV
 
 EVERY = frozenset(ENGINE_LIST)
 SERVED = EVERY - UNKNOWN_SERVERS
-"""Every engine but chat servers that are asked by OpenAI's fields alone."""
+"""Every engine but servers of which pipegen does not know what they honour."""
 VIDEOS = frozenset({"hf", "vllm"})
 """The engines that take videos."""
 LogprobsOf = Literal["raw", "processed"]

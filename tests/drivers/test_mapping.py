@@ -8,6 +8,7 @@ import asyncio
 import dataclasses
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -190,15 +191,17 @@ def test_an_isolated_bug_fails_its_own_request(
     assert len(caplog.records) == 2  # one traceback for each, not one for each half
 
 
-def test_isolated_requests_have_their_images_read_again() -> None:
+def test_isolated_requests_have_their_images_read_again(tmp_path: Path) -> None:
     def script(encoded: Any) -> str:
         if "bug" in encoded.prompt.text:
             raise KeyError("a bug")
         return "fine"
 
+    for name, data in [("whole", b"image"), ("broken", b"broken")]:
+        (tmp_path / name).write_bytes(data)
     requests = [
-        {"prompt": prompt, "images": [image]}
-        for prompt, image in [("a", b"image"), ("bug", b"image"), ("c", b"broken"), ("d", b"more")]
+        {"prompt": prompt, "images": [str(tmp_path / name)]}
+        for prompt, name in [("a", "whole"), ("bug", "whole"), ("c", "broken"), ("d", "whole")]
     ]
     fine, bug, broken, last = pg.imap(
         pg.route(FakeEngine(script)), requests, isolate_bugs=True, in_flight=4
