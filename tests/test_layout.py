@@ -44,7 +44,7 @@ ROOMS = (
 )
 """Each imports only itself and those before it."""
 BUDGETS = {
-    "backends": 134_103,
+    "backends": 134_102,
     "cli": 43_067,
     "records": 39_902,
     "report": 33_177,
@@ -66,7 +66,7 @@ BUDGETS = {
     "embedded": 40,
 }
 """How many nodes of the syntax tree each room may have."""
-ANY, ANY_IN_CORE = 1_379, 29
+ANY, ANY_IN_CORE = 1_378, 29
 """How often `Any` may stand in the package, and in its core."""
 OPENED = {"records": 4, "stages": 23}
 """How often these rooms may call `is_ok` or `unwrap`, where a Result is not chained."""

@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Mapping
 from typing import Literal, TypeAlias
@@ -45,6 +46,7 @@ _UNSAID = frozenset({"", "null", "none"})
 """What some servers write while an answer goes on."""
 
 
+@functools.lru_cache
 def plain_word(word: str) -> str:
     """A word as words are compared: letters alone.
 

@@ -181,17 +181,18 @@ def flat_values(options: GenerationOptions) -> dict[str, Any]:
     return {name: getattr(records[entry.group], name, None) for name, entry in OPTIONS.items()}
 
 
+@functools.lru_cache
 def in_effect(options: GenerationOptions, *roles: Role) -> tuple[str, ...]:
     """The options of these roles, or of all, whose values are neither their defaults nor neutral.
 
     >>> in_effect(GenerationOptions(temperature=1, top_p=0.5, min_p=0), "temperature", "filter")
     ('top_p',)
     """
-    records = {group: getattr(options, group) for group in GROUPS} | {"": options}
+    values = flat_values(options)
     return tuple(
         name
         for name in (names_in(*roles) if roles else OPTIONS)
-        if getattr(records[OPTIONS[name].group], name, None) not in OPTIONS[name].row.neutral_values
+        if values[name] not in OPTIONS[name].row.neutral_values
     )
 
 

@@ -239,10 +239,12 @@ def as_messages(fields: Mapping[str, object], values: Mapping[str, object]) -> d
     result = dict(fields)
     keys = read_keys(values)
     own = [name for name in _OWN if name in result]
-    holding = [name for name in own if _holds(result[name])]
-    for name in own if holding or not keys.isdisjoint(_WORDS) else ():
-        if name not in holding:
-            del result[name]
+    words = not keys.isdisjoint(_WORDS)
+    if words or len(own) > 1:
+        holding = [name for name in own if _holds(result[name])]
+        for name in own if holding or words else ():
+            if name not in holding:
+                del result[name]
     if _is_conversation(result.get("prompt")) and "messages" not in result:
         result["messages"] = result.pop("prompt")
     for name in keys.intersection(_WORDS):

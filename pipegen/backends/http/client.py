@@ -8,7 +8,7 @@ import codecs
 import functools
 import io
 import zlib
-from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -142,13 +142,13 @@ class Unpacked:
         """Whether nothing is missing at the end."""
         return not self._begun or self._stream is None or self._stream.eof
 
-    def feed(self, piece: bytes) -> Iterator[bytes]:
+    def feed(self, piece: bytes) -> Iterable[bytes]:
         """What these bytes are, by pieces of at most `LARGE`: a few may stand for very many. Raises
         `Broken`.
         """
-        if self._stream is None:
-            yield piece
-            return
+        return (piece,) if self._stream is None else self._unpacked(piece)
+
+    def _unpacked(self, piece: bytes) -> Iterator[bytes]:
         self._begun = True
         try:
             while piece:

@@ -37,7 +37,7 @@ from pipegen.engines.plugin import Plugin
 from pipegen.engines.protocol import TextMade
 from pipegen.records.engine_list import UNKNOWN_SERVERS, shown
 from pipegen.records.finish_words import calls_tools, meaning_of
-from pipegen.records.frozen import NOTHING, freeze
+from pipegen.records.frozen import NOTHING
 from pipegen.records.option_records import GenerationOptions
 from pipegen.records.option_table import OPTIONS, OTHER_NAMES
 from pipegen.records.options import in_effect, resolve
@@ -251,7 +251,7 @@ class ChatRow:
             token_ids=tuple(self._ids),
             logprobs=tuple(self._logprobs) if self._resolved.options.logprobs else None,
             prompt_token_ids=self._prompt_ids,
-            usage=freeze(self._usage),
+            usage=immutabledict(self._usage),
             limit=limit,
         )
         return Success(output)
@@ -489,9 +489,9 @@ class ChatEngine(HttpEngine[ResolvedRequest, ChatOutput]):
         return messages_of(engine_input.request).map(
             lambda messages: ServerRequest(
                 messages=messages,
-                tools=tuple(engine_input.request.tools),
+                tools=engine_input.request.tools,
                 options=engine_input.options,
-                ending_ids=tuple(
+                ending_ids=(
                     (engine_input.options.stop.stop_token_ids or ())
                     if engine_input.options.stop is not None
                     else ()
@@ -508,8 +508,7 @@ class ChatEngine(HttpEngine[ResolvedRequest, ChatOutput]):
 
     def _ended(self, chat_row: ChatRow) -> Slot[ChatOutput]:
         """The finished row's answer, with its exact limit where the server names one."""
-        facts = self.known
-        return chat_row.slot(self.limit_of(facts) if self.wire.exact_limit else None)
+        return chat_row.slot(self.limit_of(self.known) if self.wire.exact_limit else None)
 
 
 def _no_images(facts: Facts) -> str:

@@ -4,7 +4,7 @@
 >>> from pipegen.records.options import resolve
 >>> request = ServerRequest(options=resolve(GenerationOptions()))
 >>> answer = {"choices": [{"token_ids": [5], "finish_reason": "stop", "matched_stop": 7}]}
->>> read = pieces(answer, lambda choice: read_choice(choice, answer, request))
+>>> read = pieces(answer, lambda choice, answer: read_choice(choice, answer, request))
 >>> (completion,) = read.bind(whole).unwrap()
 >>> completion.token_ids, completion.finish, completion.stop
 ((5,), 'stop', 7)
@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from returns.result import Success
 
@@ -28,20 +28,21 @@ from pipegen.backends.servers.logprobs import (
 )
 from pipegen.backends.servers.reading import found, ids_of, malformed, usage_of
 from pipegen.backends.servers.wire import Completion, ServerRequest
-from pipegen.core.slots import Slot
+from pipegen.core.slots import Slot, all_of
 from pipegen.records.answer_parts import whole_number
 from pipegen.records.finish_words import word_of
 
-Read: TypeAlias = Callable[[Mapping[str, object]], Slot[Completion]]
-"""Reads one choice."""
-NONE = Success(None)
+Read: TypeAlias = Callable[
+    [Mapping[str, object], Mapping[str, object]], Slot[tuple[Completion, ...]]
+]
+"""Reads a choice of an answer, as the only completion."""
 
 
 def pieces(answer: object, read: Read, *, event: bool = False) -> Slot[tuple[Completion, ...]]:
     """What the choice of an answer, or of one event of a stream, brings; none where there is no
     choice. An `event` may have no choices at all: it is a sign of life.
 
-    >>> pieces({"choices": [7]}, lambda choice: Success(Completion())).failure().message
+    >>> pieces({"choices": [7]}, lambda choice, answer: Success((Completion(),))).failure().message
     'choices[0] is int, not an object'
     """
     choices = answer.get("choices") if isinstance(answer, dict) else None
@@ -55,7 +56,7 @@ def pieces(answer: object, read: Read, *, event: bool = False) -> Slot[tuple[Com
         return malformed(f"the answer holds {len(choices)} choices, and 1 was asked")
     if not isinstance(choices[0], dict):
         return malformed(f"choices[0] is {type(choices[0]).__name__}, not an object")
-    return read(choices[0]).map(lambda completion: (completion,))
+    return read(choices[0], answer)
 
 
 def whole(completions: tuple[Completion, ...]) -> Slot[tuple[Completion, ...]]:
@@ -72,8 +73,9 @@ def read_choice(
     answer: Mapping[str, object],
     request: ServerRequest,
     tokens_before: int = 0,
-) -> Slot[Completion]:
-    """What a choice holds besides a message: ids, log probabilities, how it ended, and what was
+    **message: Any,
+) -> Slot[tuple[Completion, ...]]:
+    """What a choice holds: besides its `message`, ids, log probabilities, how it ended, and what was
     counted. Each is read where vLLM or SGLang has it: in the choice, or beside the choices.
 
     tokens_before: how many tokens came before.
@@ -83,49 +85,44 @@ def read_choice(
         return malformed(f"choices[0].finish_reason is {type(finish).__name__}, not a string")
     if index is not None and whole_number(index) != 0:
         return malformed(f"choices[0].index is {index!r:.40}, and 1 was asked")
-    meta, stop = choice.get("meta_info"), found(("stop_reason", "matched_stop"), choice)
+    meta = choice.get("meta_info")
+    stop = found(("stop_reason", "matched_stop"), choice)
     ids = found(("token_ids", "response_token_ids"), choice)
     prompt = found(("prompt_token_ids",), choice, answer)
-    token_ids = NONE if ids is None else ids_of(ids, "choices[0].token_ids")
-    prompt_ids = NONE if prompt is None else ids_of(prompt, "prompt_token_ids")
-    logprobs = (
-        token_ids.bind(
+    fields: dict[str, Slot[Any]] = {}
+    """Those that may be malformed, as far as they are there."""
+    if ids is not None:
+        fields["token_ids"] = ids_of(ids, "choices[0].token_ids")
+    if prompt is not None:
+        fields["prompt_token_ids"] = ids_of(prompt, "prompt_token_ids")
+    if request.scored:
+        fields["scores"] = (
+            scores_of_meta(meta, request)
+            if isinstance(meta, dict)
+            else scores_of_tables(found(("prompt_logprobs",), choice, answer), request)
+        )
+    if request.options.logprobs:
+        fields["logprobs"] = fields.get("token_ids", Success(())).bind(
             lambda new: logprobs_of(
-                entries_of_masks(meta, new or (), tokens_before)
-                if isinstance(meta, Mapping) and "output_token_sampling_logprobs" in meta
-                else entries_of_meta(meta, tokens_before, len(new or ()))
-                if isinstance(meta, Mapping)
+                entries_of_masks(meta, new, tokens_before)
+                if isinstance(meta, dict) and "output_token_sampling_logprobs" in meta
+                else entries_of_meta(meta, tokens_before, len(new))
+                if isinstance(meta, dict)
                 else entries_in(choice.get("logprobs")),
-                new or (),
+                new,
                 wanted=request.options.top_logprobs or 0,
                 tokens_before=tokens_before,
                 filtered=request.options.logprobs == "processed",
             )
         )
-        if request.options.logprobs
-        else NONE
-    )
-    scores = (
-        NONE
-        if not request.scored
-        else scores_of_meta(meta, request)
-        if isinstance(meta, Mapping)
-        else scores_of_tables(found(("prompt_logprobs",), choice, answer), request)
-    )
-    return token_ids.bind(
-        lambda made: prompt_ids.bind(
-            lambda sent: scores.bind(
-                lambda scored: logprobs.map(
-                    lambda entries: Completion(
-                        token_ids=made,
-                        logprobs=entries,
-                        finish=word_of(finish),
-                        stop=stop if isinstance(stop, (int, str)) else None,
-                        prompt_token_ids=sent,
-                        usage=usage_of(answer.get("usage")),
-                        scores=scored,
-                    )
-                )
-            )
+    return all_of(fields.values()).map(
+        lambda values: (
+            Completion(
+                finish=word_of(finish),
+                stop=stop if isinstance(stop, (int, str)) else None,
+                usage=usage_of(answer.get("usage")),
+                **message,
+                **dict(zip(fields, values, strict=True)),
+            ),
         )
     )

@@ -98,23 +98,20 @@ def error_within(value: object) -> WireReply | None:
     True
     """
     item = alone(value)
-    if not isinstance(item, Mapping):
+    if not isinstance(item, dict):
         return None
     choices = item.get("choices")
     choice = choices[0] if isinstance(choices, list) and choices else None
-    holders = [item, choice]
-    if isinstance(choice, Mapping):
-        holders += [choice.get("message"), choice.get("delta")]
-    for holder in holders:
-        if isinstance(holder, Mapping) and isinstance(holder.get("error"), (str, Mapping)):
-            error = holder["error"]
-            if error:
-                return _reply(error if isinstance(error, Mapping) else {"message": error})
+    inner = (choice.get("message"), choice.get("delta")) if isinstance(choice, dict) else ()
+    for holder in (item, choice, *inner):
+        error = holder.get("error") if isinstance(holder, dict) else None
+        if error and isinstance(error, (str, dict)):
+            return _reply(error if isinstance(error, dict) else {"message": error})
     if item.get("object") == "error" or (choices is None and item.get("type") == "error"):
         return _reply(item)
     meta = item.get("meta_info")
-    reason = meta.get("finish_reason") if isinstance(meta, Mapping) else None
-    if isinstance(reason, Mapping) and type(reason.get("status_code")) is int:
+    reason = meta.get("finish_reason") if isinstance(meta, dict) else None
+    if isinstance(reason, dict) and type(reason.get("status_code")) is int:
         return _reply(reason)
     return None
 

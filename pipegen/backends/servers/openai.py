@@ -34,7 +34,6 @@ from pipegen.core.functional import without_none
 from pipegen.core.slots import Slot
 from pipegen.records.answer_parts import texts_of
 from pipegen.records.engine_list import DIALECTS as ENGINES, UNKNOWN_SERVERS, Dialect, shown
-from pipegen.records.fields import unchecked_replace
 from pipegen.records.frozen import freeze
 from pipegen.records.option_groups import ChatTemplateOptions
 from pipegen.records.option_records import GenerationOptions
@@ -68,9 +67,9 @@ def _known_fields(
     }
 
 
-def from_wire(answer: Any, request: ServerRequest) -> Slot[tuple[Completion, ...]]:
+def from_wire(answer: object, request: ServerRequest) -> Slot[tuple[Completion, ...]]:
     """The completions of a whole answer."""
-    read = pieces(answer, lambda choice: _completion(choice, answer, request, 0, "message"))
+    read = pieces(answer, lambda choice, answer: _completion(choice, answer, request, 0, "message"))
     return read.bind(whole)
 
 
@@ -82,9 +81,9 @@ def from_event(
     """
     completions = pieces(
         event,
-        lambda choice: _completion(
+        lambda choice, answer: _completion(
             choice,
-            event,
+            answer,
             request,
             tokens_before,
             "delta" if choice.get("message") in (None, {}) else "message",
@@ -100,11 +99,11 @@ def _completion(
     request: ServerRequest,
     tokens_before: int,
     holder: str,
-) -> Slot[Completion]:
+) -> Slot[tuple[Completion, ...]]:
     message = choice.get(holder)
     if message is None and (holder == "delta" or gives_up(choice.get("finish_reason"))):
         message = {}
-    if not isinstance(message, Mapping):
+    if not isinstance(message, dict):
         return malformed(f"choices[0].{holder} is {type(message).__name__}, not an object")
     text, thought = texts_of(message.get("content"))
     names = [
@@ -115,26 +114,27 @@ def _completion(
         if not isinstance(value, (str, type(None))):
             return malformed(f"choices[0].{name} is {type(value).__name__}, not a string")
     calls, function = message.get("tool_calls") or [], message.get("function_call")
-    if isinstance(function, Mapping) and isinstance(calls, list):  # the older form of one call
+    if isinstance(function, dict) and isinstance(calls, list):  # the older form of one call
         calls = [*calls, {"type": "function", "function": function}]
-    if not isinstance(calls, list) or not all(isinstance(call, Mapping) for call in calls):
+    if not isinstance(calls, list) or not all(isinstance(call, dict) for call in calls):
         return malformed("choices[0].tool_calls is not a list of objects")
     answer_id = answer.get("id")
-    return read_choice(choice, answer, request, tokens_before).map(
-        lambda completion: unchecked_replace(
-            completion,
-            text=text,
-            reasoning=reasoning,
-            refusal=refusal,
-            tool_calls=tuple(
-                [
-                    # a whole call has its place
-                    freeze({**call, "index": position} if holder == "message" else call)
-                    for position, call in enumerate(calls)
-                ]
-            ),
-            answer_id=answer_id if isinstance(answer_id, str) else "",
-        )
+    return read_choice(
+        choice,
+        answer,
+        request,
+        tokens_before,
+        text=text,
+        reasoning=reasoning,
+        refusal=refusal,
+        tool_calls=tuple(
+            [
+                # a whole call has its place
+                freeze({**call, "index": position} if holder == "message" else call)
+                for position, call in enumerate(calls)
+            ]
+        ),
+        answer_id=answer_id if isinstance(answer_id, str) else "",
     )
 
 

@@ -16,7 +16,6 @@ from returns.result import Failure, Success
 from pipegen.backends.http.plain_json import decoded
 from pipegen.backends.servers.wire import WireReply
 from pipegen.core.errors import InvalidRequest, MalformedResponse
-from pipegen.core.functional import without_none
 from pipegen.core.slots import Slot
 from pipegen.records.answer_parts import whole_number
 from pipegen.records.frozen import NESTING
@@ -139,13 +138,14 @@ def usage_of(usage: object) -> dict[str, int]:
     >>> usage_of({"prompt_tokens_details": {"cached_tokens": 2}})
     {'cached_tokens': 2}
     """
-    if not isinstance(usage, Mapping):
+    if not isinstance(usage, dict):
         return {}
     details = usage.get("prompt_tokens_details")
-    cached = details.get("cached_tokens") if isinstance(details, Mapping) else None
-    return without_none(
-        {name: whole_number(value) for name, value in {"cached_tokens": cached, **usage}.items()}
-    )
+    if isinstance(details, dict):
+        usage = {"cached_tokens": details.get("cached_tokens"), **usage}
+    return {
+        name: number for name, value in usage.items() if (number := whole_number(value)) is not None
+    }
 
 
 def alone(value: object) -> object:

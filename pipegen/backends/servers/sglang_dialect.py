@@ -35,7 +35,6 @@ from pipegen.core.errors import UnsupportedOption
 from pipegen.core.functional import without_none
 from pipegen.core.slots import Slot
 from pipegen.records.engine_list import shown
-from pipegen.records.fields import unchecked_replace
 from pipegen.records.option_records import GenerationOptions
 from pipegen.records.option_table import wire_fields
 
@@ -218,7 +217,8 @@ def from_event(
     ids = event.get("output_ids")
     if ids is None and (request.stream or gives_up(end["type"])):
         ids = []
-    completion = (
+    words = end.get("message")
+    return (
         ids_of(ids, "output_ids")
         .bind(lambda checked: _new(checked, meta.get("completion_tokens"), request, tokens_before))
         .bind(
@@ -232,13 +232,10 @@ def from_event(
                 {**event, "usage": meta},
                 request,
                 tokens_before,
+                words=words if isinstance(words, str) else "",
             )
         )
     )
-    words = end.get("message")
-    if isinstance(words, str):
-        completion = completion.map(lambda piece: unchecked_replace(piece, words=words))
-    return completion.map(lambda piece: (piece,))
 
 
 def _new(

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any
 
 from returns.result import Failure, Success
 
@@ -144,6 +143,7 @@ def gives_drawn_as_extra(facts: Facts) -> bool:
     return version is not None and (int(version[1]), int(version[2])) >= DRAWN_IS_EXTRA
 
 
+@LastCallCache
 def unsupported(
     options: GenerationOptions,
     ending_ids: tuple[int, ...],
@@ -320,21 +320,25 @@ def _request(
     )
 
 
-def from_wire(answer: Any, request: ServerRequest) -> Slot[tuple[Completion, ...]]:
+def from_wire(answer: object, request: ServerRequest) -> Slot[tuple[Completion, ...]]:
     """The completions of a whole answer, of either endpoint; or what it made of images, where that
     was asked.
     """
     if request.resized and request.features is None:
         return read_features(answer, request)
-    return pieces(answer, lambda choice: _completion(choice, answer, request, 0)).bind(whole)
+    return pieces(answer, lambda choice, answer: _completion(choice, answer, request, 0)).bind(
+        whole
+    )
 
 
 def from_event(
-    event: Any, request: ServerRequest, tokens_before: int
+    event: object, request: ServerRequest, tokens_before: int
 ) -> Slot[tuple[Completion, ...]]:
     """What one event of a stream brings: only new tokens."""
     return pieces(
-        event, lambda choice: _completion(choice, event, request, tokens_before), event=True
+        event,
+        lambda choice, answer: _completion(choice, answer, request, tokens_before),
+        event=True,
     )
 
 
@@ -343,7 +347,7 @@ def _completion(
     answer: Mapping[str, object],
     request: ServerRequest,
     tokens_before: int,
-) -> Slot[Completion]:
+) -> Slot[tuple[Completion, ...]]:
     if choice.get("token_ids") is None:
         if not request.stream and not gives_up(choice.get("finish_reason")):
             return malformed("choices[0] holds no token_ids: the server is too old to give them")
