@@ -44,7 +44,7 @@ ROOMS = (
 )
 """Each imports only itself and those before it."""
 BUDGETS = {
-    "backends": 134_102,
+    "backends": 134_100,
     "cli": 43_067,
     "records": 39_902,
     "report": 33_177,

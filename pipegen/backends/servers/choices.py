@@ -45,8 +45,9 @@ def pieces(answer: object, read: Read, *, event: bool = False) -> Slot[tuple[Com
     >>> pieces({"choices": [7]}, lambda choice, answer: Success((Completion(),))).failure().message
     'choices[0] is int, not an object'
     """
-    choices = answer.get("choices") if isinstance(answer, dict) else None
-    if choices == [] or (choices is None and event and isinstance(answer, dict)):
+    holder = answer if isinstance(answer, dict) else {}
+    choices = holder.get("choices")
+    if choices == [] or (choices is None and event and holder is answer):
         return Success(())
     if not isinstance(choices, list):
         return malformed(
@@ -56,7 +57,7 @@ def pieces(answer: object, read: Read, *, event: bool = False) -> Slot[tuple[Com
         return malformed(f"the answer holds {len(choices)} choices, and 1 was asked")
     if not isinstance(choices[0], dict):
         return malformed(f"choices[0] is {type(choices[0]).__name__}, not an object")
-    return read(choices[0], answer)
+    return read(choices[0], holder)
 
 
 def whole(completions: tuple[Completion, ...]) -> Slot[tuple[Completion, ...]]:
@@ -80,7 +81,8 @@ def read_choice(
 
     tokens_before: how many tokens came before.
     """
-    finish, index = choice.get("finish_reason"), choice.get("index")
+    finish = choice.get("finish_reason")
+    index = choice.get("index")
     if not isinstance(finish, (str, type(None))):
         return malformed(f"choices[0].finish_reason is {type(finish).__name__}, not a string")
     if index is not None and whole_number(index) != 0:

@@ -113,7 +113,8 @@ def _completion(
     for name, value in (("content", text), ("reasoning", reasoning), ("refusal", refusal)):
         if not isinstance(value, (str, type(None))):
             return malformed(f"choices[0].{name} is {type(value).__name__}, not a string")
-    calls, function = message.get("tool_calls") or [], message.get("function_call")
+    calls = message.get("tool_calls") or []
+    function = message.get("function_call")
     if isinstance(function, dict) and isinstance(calls, list):  # the older form of one call
         calls = [*calls, {"type": "function", "function": function}]
     if not isinstance(calls, list) or not all(isinstance(call, dict) for call in calls):
