@@ -4,7 +4,7 @@
 # the user. One expects a conversation to grow at its end. Here the tools leave their old place with
 # each question: a prefix cache (vLLM, SGLang) serves the few tokens before them, and all tools and
 # turns are prefilled anew, and in training over turns the ids of an earlier turn are no beginning of
-# the later one's. Versions 2 and 3 (Nemo, Pixtral) move the system message in the same way; version 7
+# the later one's. Version 3 (Nemo, Pixtral) moves the system message in the same way; version 7
 # keeps it in front. Within one question, over calls and their results, the prompt only grows.
 # mistral-common 1.13.1, sentencepiece 0.2.2. Checked 2026-11-30.
 set -euo pipefail
