@@ -5,6 +5,7 @@ are made here for real, in a copy of the package.
 from __future__ import annotations
 
 import ast
+import dataclasses
 import json
 import os
 import re
@@ -22,6 +23,7 @@ import pipegen
 from pipegen.backends.checkpoint.families import FAMILIES
 from pipegen.io.forms import WRITTEN, form_of
 from pipegen.records.engine_list import BACKENDS, DIALECTS, ENGINE_LIST, Dialect
+from pipegen.records.results import GenerationResult
 
 HERE = Path(__file__).parent.parent
 PACKAGE = Path(str(resources.files(pipegen)))
@@ -82,6 +84,43 @@ SUFFIXES = {
 """Where the suffix of a file of rows is compared or listed: why, and which. Elsewhere, ask
 `io/forms.py`.
 """
+
+SOME_FIELDS = {
+    "cli/view.py": ("facts that are shown beside an answer", "margin route stop"),
+    "drivers/repeat.py": ("what a loop sets", "id rounds rounds_end"),
+    "io/answer_columns.py": (
+        "the columns that a table has of each sample",
+        "completion_tokens finish text",
+    ),
+    "io/jsonl.py": (
+        "whose form in a line is narrower than JSON",
+        "completion_tokens finish margin options prompt_tokens thinking_unfinished",
+    ),
+    "io/results_in.py": (
+        "what other forms and tables have under other names, or not at all",
+        (
+            "completion_tokens completion_tokens failed_samples finish finish finish options"
+            " options options options prompt_tokens raw_text raw_text raw_text rounds samples text"
+            " text text"
+        ),
+    ),
+    "records/answer_parts.py": (
+        "keys of a server's content, not fields",
+        "reasoning text thinking",
+    ),
+    "report/audit_file.py": (
+        "what a result has of its first sample and of its last round",
+        "finish raw_text reasoning rounds stop text token_ids tool_calls",
+    ),
+    "testing/ask.py": (
+        "what two engines give alike",
+        "finish image_grid_thw prompt_token_ids raw_text stop text token_ids",
+    ),
+}
+"""Where some fields of a result stand together: why, and which. All of them, or those that a file
+form has, are asked of `records/results.py`.
+"""
+RESULT = frozenset(field.name for field in dataclasses.fields(GenerationResult))
 
 
 class Edit(NamedTuple):
@@ -422,3 +461,20 @@ def test_the_suffixes_of_files_of_rows_stand_in_one_file() -> None:
     places = found(lambda tree: [*listed(tree), *compared(tree)], suffixes)
     assert places.pop("io/forms.py")
     assert places == pinned(SUFFIXES)
+
+
+def fields_together(tree: ast.AST) -> Iterator[str]:
+    """The fields of a result that stand together, three of them or more, in a tuple, a list, a set
+    or as keys, and are most of it.
+    """
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.Tuple, ast.List, ast.Set, ast.Dict)):
+            fields = [text for text in constants(node) if text in RESULT]
+            entries = node.keys if isinstance(node, ast.Dict) else node.elts
+            if len(fields) > 2 and len(fields) > len(entries) / 2:
+                yield from fields
+
+
+def test_the_fields_of_a_result_are_listed_where_it_is_declared() -> None:
+    """So that no list lacks a new one: a list of some has its reason here."""
+    assert found(fields_together, RESULT) == pinned(SOME_FIELDS)
