@@ -117,6 +117,16 @@ def test_a_headline_that_was_not_measured_ends_the_report_with_what_to_do(
         headlines.headlines(rows)
 
 
+def test_a_headline_whose_peer_is_not_installed_is_left_out(headlines: ModuleType) -> None:
+    first, *others = headlines.HEADLINES
+    rows = [
+        {**row, "ratio": None} if (row["work"], row["peer"]) == first.row else row for row in ROWS
+    ]
+    quoted = headlines.headlines(rows)
+    assert [one.label for one in quoted] == [headline.label for headline in others]
+    assert headlines.chart(quoted).count("<rect") == 1 + len(others)
+
+
 def test_a_row_of_the_page_that_was_not_measured_says_so(headlines: ModuleType) -> None:
     report = importlib.import_module("report")
     row = next(row for row in ROWS if row["group"] == "Shared beginnings")

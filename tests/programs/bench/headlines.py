@@ -87,8 +87,8 @@ HEADLINES = (
 
 
 def headlines(rows: Sequence[dict[str, Any]]) -> list[Quoted]:
-    """The headlines with their ratios of these rows. Where a ratio was measured on two machines,
-    the lower one.
+    """The headlines with their ratios of these rows, but for those that were not measured, such as
+    vLLM's without its environment. Where a ratio was measured on two machines, the lower one.
     """
     measured = {(row["work"], row["peer"]): row["ratio"] for row in rows}
     quoted = []
@@ -99,8 +99,9 @@ def headlines(rows: Sequence[dict[str, Any]]) -> list[Quoted]:
                 " group in .bench, or a trial has fewer: remove the group's file there, or measure"
                 " the group again"
             )
-        ratio, machine = min(filter(None, ((measured[row], "A"), elsewhere)))
-        quoted.append(Quoted(label, peer, ratio, machine))
+        if measured[row] is not None:
+            ratio, machine = min(filter(None, ((measured[row], "A"), elsewhere)))
+            quoted.append(Quoted(label, peer, ratio, machine))
     return quoted
 
 
