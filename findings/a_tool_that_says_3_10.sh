@@ -4,7 +4,7 @@
 # 3 (Mistral 7B Instruct v0.3, Nemo, Pixtral) read the text of a tool's answer as JSON, and write what
 # it says anew. A version 3.10 or a price 2.50 loses its zero, a long number its last digits, 1e999
 # becomes Infinity, quotes around a text go, and of two equal keys the first is lost. 007 is no JSON,
-# and stays. Versions 7 write the text as it is. The arguments of a call lose their zeros in all.
+# and stays. Version 7 writes the text as it is. The arguments of a call lose their zeros in all.
 # mistral-common 1.13.1, sentencepiece 0.2.2. Checked 2026-11-30.
 set -euo pipefail
 folder="$(mktemp -d)"

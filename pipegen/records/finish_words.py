@@ -6,7 +6,6 @@
 
 from __future__ import annotations
 
-import functools
 import re
 from collections.abc import Mapping
 from typing import Literal, TypeAlias
@@ -42,11 +41,10 @@ _BY_WORD: Mapping[str, Meaning] = {
 }
 _CALLING = frozenset({"toolcalls", "toolcall", "tooluse", "functioncall"})
 """Those of `stop` that say that the answer calls tools."""
-_UNSAID = frozenset({"", "null", "none"})
+_UNSAID = {"", "null", "none"}
 """What some servers write while an answer goes on."""
 
 
-@functools.lru_cache
 def plain_word(word: str) -> str:
     """A word as words are compared: letters alone.
 
@@ -66,7 +64,7 @@ def word_of(reported: str | None) -> str | None:
 
 def meaning_of(word: str) -> Meaning:
     """What a server's word for the end of an answer means."""
-    return _BY_WORD.get(plain_word(word), "unknown")
+    return _BY_WORD.get(word) or _BY_WORD.get(plain_word(word), "unknown")
 
 
 def calls_tools(word: str) -> bool:

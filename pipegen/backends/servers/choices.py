@@ -76,10 +76,10 @@ def read_choice(
     tokens_before: int = 0,
     **message: Any,
 ) -> Slot[tuple[Completion, ...]]:
-    """What a choice holds: besides its `message`, ids, log probabilities, how it ended, and what was
-    counted. Each is read where vLLM or SGLang has it: in the choice, or beside the choices.
+    """What a choice holds: ids, log probabilities, how it ended, and what was counted. Each is read
+    where vLLM or SGLang has it: in the choice, or beside the choices.
 
-    tokens_before: how many tokens came before.
+    tokens_before: how many tokens came before. message: fields that are read already.
     """
     finish = choice.get("finish_reason")
     index = choice.get("index")

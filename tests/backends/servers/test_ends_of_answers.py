@@ -198,6 +198,8 @@ def test_an_error_within_an_answer_is_read_by_its_code_and_words(error: Any, kin
         {"choices": None, "error": error},
         {"choices": [complete], "error": error},
         {"choices": [{**complete, "finish_reason": "error", "error": error}]},
+        {"choices": [{**complete, "message": {"error": error}}]},
+        {"choices": [{**complete, "delta": {"error": error}}]},
     ):
         for slot in (
             chatted(Canned(body)),

@@ -126,6 +126,11 @@ def test_a_thought_that_is_no_text_is_malformed() -> None:
     assert "content is list" in from_wire(answer, ASK).failure().message
 
 
+def test_an_event_that_is_no_object_is_no_sign_of_life() -> None:
+    assert from_event({}, ASK, 0).unwrap() == (Completion(),)
+    assert "choices is NoneType" in from_event(["alive"], ASK, 0).failure().message
+
+
 def call(name: str | None, arguments: str | None, **more: Any) -> Any:
     return {"index": 0, "function": {"name": name, "arguments": arguments}, **more}
 
